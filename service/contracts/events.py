@@ -1,0 +1,171 @@
+"""What happened, in the past tense, with the time it happened at. The only input of the core besides its state."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from service.contracts.cluster import Fleet
+from service.contracts.job import JobSpec
+
+FaultKind = Literal["process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "hang", "start_failed"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fault:
+    """One piece of evidence that an attempt is broken."""
+
+    kind: FaultKind
+    message: str
+    rank: int | None = None
+    node: str | None = None  # name
+    step: int = 0
+    traceback: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One completed step as rank 0 measured it; counts are global."""
+
+    step: int
+    at: float
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int  # of this step
+    samples: int  # consumed since the start of the run
+    step_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    uid: str
+    seq: int  # order of submission
+    spec: JobSpec
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CancelRequested:
+    uid: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FleetObserved:
+    """The alive nodes as they are now. Gone nodes that a gang stands on break it."""
+
+    fleet: Fleet
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ticked:
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangStarted:
+    """All ranks of the attempt have their processes and their assignment; they are loading."""
+
+    uid: str
+    attempt: int
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangRefused:
+    """The attempt could not get what it was placed on. Nothing of it is held any more."""
+
+    uid: str
+    attempt: int
+    reason: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangResumed:
+    """The ranks agreed on where to continue: after `step` (0: from the seed)."""
+
+    uid: str
+    attempt: int
+    step: int
+    manifest: str | None
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepsCompleted:
+    """One or more steps, in order, since the last such event."""
+
+    uid: str
+    attempt: int
+    steps: tuple[Step, ...]
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangFaulted:
+    """The attempt is broken. All evidence of one short moment, so that the root can be told from its echoes."""
+
+    uid: str
+    attempt: int
+    faults: tuple[Fault, ...]
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangFinished:
+    """Every rank completed its last step and its last checkpoint is published."""
+
+    uid: str
+    attempt: int
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangStopped:
+    """Processes verified gone, placement groups removed: the slots are free."""
+
+    uid: str
+    attempt: int
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointPublished:
+    uid: str
+    attempt: int
+    step: int
+    manifest: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointRejected:
+    """A published checkpoint failed its verification and is never tried again."""
+
+    uid: str
+    attempt: int
+    manifest: str
+    reason: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """A checkpoint could not be written; training goes on."""
+
+    uid: str
+    attempt: int
+    step: int
+    reason: str
+    at: float
+
+
+GangEvent = (
+    GangStarted | GangRefused | GangResumed | StepsCompleted | GangFaulted | GangFinished | GangStopped
+    | CheckpointPublished | CheckpointRejected | SaveFailed
+)
+JobEvent = JobSubmitted | CancelRequested | GangEvent
+Event = JobEvent | FleetObserved | Ticked

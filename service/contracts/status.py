@@ -1,0 +1,79 @@
+"""What is told of a job: the same values in REST answers, the command line and the dashboard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from service.contracts.job import Cause, Phase
+from workers.spec import ParallelLayout
+
+
+class View(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RankPlace(View):
+    rank: int
+    node: str  # name
+    slot: int  # device index on its node
+
+
+class IncidentView(View):
+    """Seconds: detect_s from the last progress to knowing; recover_s from the fault to the first new completed step."""
+
+    number: int
+    attempt: int
+    cause: Cause
+    kind: str
+    message: str
+    rank: int | None
+    node: str | None
+    step: int
+    faulted_at: float
+    detect_s: float
+    recover_s: float | None
+    steps_redone: int | None
+    action: str
+
+
+class Progress(View):
+    step: int = 0
+    steps: int
+    samples: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    loss_first: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+
+
+class JobStatus(View):
+    """Kept in the store by the controller; the API adds what depends on the clock."""
+
+    attempt: int = 0
+    layout: ParallelLayout | None = None
+    progress: Progress
+    productive_s: float = 0.0
+    placement: tuple[RankPlace, ...] = ()
+    incidents: tuple[IncidentView, ...] = ()
+    checkpoint_step: int | None = None
+    checkpoint: str | None = None
+    holds_slots: bool = False
+
+
+class JobView(View):
+    """The answer of GET /v1/jobs/{id}. Times are Unix seconds."""
+
+    uid: str
+    name: str
+    phase: Phase
+    reason: str
+    created_at: float
+    ended_at: float | None
+    cancel_requested: bool
+    goodput: float  # productive seconds over end (or now) minus submit
+    storage: str  # the job's folder: logs, checkpoints
+    status: JobStatus
+    spec: dict[str, Any]

@@ -1,0 +1,104 @@
+"""What the core remembers: jobs, and the fleet they stand on. Plain frozen values; changed by `dataclasses.replace`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from service.contracts.cluster import Fleet
+from service.contracts.events import Fault
+from service.contracts.job import Cause, JobSpec, Phase
+from workers.spec import ParallelLayout
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+    """One device of one node."""
+
+    node: str  # Ray's node id
+    name: str  # the node's name
+    index: int  # of the device on its node
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """Slot of each rank: `slots[rank]`."""
+
+    slots: tuple[Slot, ...]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Ids of the nodes stood on, in rank order."""
+        return tuple(dict.fromkeys(slot.node for slot in self.slots))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Incident:
+    """One fault and what was done about it. Seconds as DESIGN defines them; None while it is not over."""
+
+    number: int  # from 1, in the job
+    attempt: int  # that broke
+    cause: Cause
+    kind: str
+    message: str
+    rank: int | None
+    node: str | None
+    step: int  # last completed when it broke
+    faulted_at: float
+    detect_s: float  # from the last progress to knowing
+    action: str  # the reason sentence of what was done
+    faults: tuple[Fault, ...] = ()
+    steps_redone: int | None = None
+    recover_s: float | None = None  # from the fault to the first new completed step
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """One job: what was asked, where it is, what it has done and what it holds."""
+
+    uid: str
+    seq: int
+    spec: JobSpec
+    submitted_at: float
+    phase: Phase = Phase.QUEUED
+    reason: str = ""
+    phase_since: float = 0.0
+
+    attempt: int = 0  # the newest; numbers only grow
+    layout: ParallelLayout | None = None
+    placement: Placement | None = None  # held until GangStopped or GangRefused says it is free
+    stopping: bool = False  # StopGang was ordered for the held placement
+    ending: Phase | None = None  # terminal phase to enter once the slots are free
+    not_before: float = 0.0  # back-off: no new attempt earlier
+
+    step: int = 0  # last completed by the current attempt
+    high_step: int = 0  # highest ever completed
+    samples: int = 0
+    tokens: int = 0  # of steps counted once
+    loss: float | None = None
+    loss_first: float | None = None
+    productive_s: float = 0.0  # own time of each step, counted once
+    tokens_per_s: float | None = None  # of the newest step
+    progress_at: float = 0.0  # last sign of progress of the current attempt
+    resumed_step: int | None = None  # where the current attempt continued
+    started_at: float | None = None  # first step ever completed
+
+    checkpoint_step: int | None = None  # newest published
+    checkpoint: str | None = None  # its manifest
+    rejected: tuple[str, ...] = ()  # manifests that failed verification
+    incidents: tuple[Incident, ...] = ()
+    charges: tuple[tuple[Cause, float], ...] = ()  # (cause, when), for the budgets
+    ended_at: float | None = None
+
+    @property
+    def holds_slots(self) -> bool:
+        return self.placement is not None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class State:
+    """All jobs that are not terminal (terminal ones may linger and hold nothing), and the fleet."""
+
+    jobs: Mapping[str, Job] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
+    fleet: Fleet = Fleet()

@@ -1,0 +1,93 @@
+"""What a rank says: plain values, no torch. A rank hands each to one callable; who listens is not its business."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+RankPhase = Literal["start", "load", "step", "save", "end"]
+FaultKind = Literal["user", "peer", "numeric", "storage"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moved:
+    """The rank entered a phase, or completed `step` of it (-1: none yet)."""
+
+    rank: int
+    phase: RankPhase
+    step: int
+    at: float  # Unix seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepDone:
+    """Rank 0 completed a step. Counts are global, not the rank's."""
+
+    step: int  # from 1
+    at: float  # Unix seconds
+    loss: float  # mean over the step's tokens, nats
+    grad_norm: float  # before clipping
+    learning_rate: float
+    tokens: int  # of this step
+    samples: int  # consumed since the start of the run, this step included
+    step_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resumed:
+    """Rank 0: the run continues after `step` (0: from the seed)."""
+
+    step: int
+    manifest: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointRefused:
+    """A checkpoint failed its verification and was passed over by all ranks."""
+
+    manifest: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardSaved:
+    """This rank's part of a checkpoint is in storage, checksummed."""
+
+    step: int
+    rank: int
+    index: str  # path of the shard's index, relative to the job's storage root
+    index_digest: str  # xxh3-128, hex
+    nbytes: int
+    header: dict[str, Any]  # layout-independent state: cursor, ledger, optimizer, seed; equal on all ranks
+    stall_s: float  # seconds that the step's thread was blocked
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """This rank's part could not be written. Training goes on."""
+
+    step: int
+    rank: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failed:
+    """The rank's training ended by an error."""
+
+    rank: int
+    kind: FaultKind
+    step: int
+    message: str
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finished:
+    """The rank completed all steps and its last save."""
+
+    rank: int
+    step: int
+
+
+Report = Moved | StepDone | Resumed | CheckpointRefused | ShardSaved | SaveFailed | Failed | Finished

@@ -1,0 +1,252 @@
+"""What a rank is told: model, data, training, layout, checkpoints. Pure: neither torch nor Ray.
+
+Every value that can be built here can be run: an impossible layout or model raises at once, with what would work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Precision = Literal["bf16", "fp32", "float64"]
+Schedule = Literal["1f1b", "interleaved_1f1b"]
+Decay = Literal["cosine", "linear", "wsd", "constant"]
+
+BYTE_VOCABULARY = 257  # 256 bytes and one separator between documents
+
+SERVICE_FIELDS = ("name", "resources", "placement", "budgets", "queue", "priority")
+"""Fields of a job file that only the service reads; a rank run by torchrun passes over them."""
+
+
+class Spec(BaseModel):
+    """Frozen, and strict about names: an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSpec(Spec):
+    """A decoder of the Llama family. Sizes count elements; `seq_len` counts tokens."""
+
+    family: Literal["llama"] = "llama"
+    layers: int = Field(gt=0)
+    hidden: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(default=0, ge=0, description="0 means one for each query head")
+    ffn_hidden: int = Field(default=0, ge=0, description="0 means 8/3 of hidden, rounded up to a multiple of 16")
+    seq_len: int = Field(gt=0)
+    vocab_size: int = Field(default=0, ge=0, description="0 means the tokenizer's size")
+    rope_theta: float = Field(default=10_000.0, gt=0)
+    norm_eps: float = Field(default=1e-5, gt=0)
+    init_std: float = Field(default=0.02, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        filled = dict(value)
+        if not filled.get("kv_heads") and isinstance(filled.get("heads"), int):
+            filled["kv_heads"] = filled["heads"]
+        if not filled.get("ffn_hidden") and isinstance(filled.get("hidden"), int):
+            filled["ffn_hidden"] = -(-filled["hidden"] * 8 // 3 // 16) * 16
+        return filled
+
+    @model_validator(mode="after")
+    def _possible(self) -> ModelSpec:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden {self.hidden} is not divisible by heads {self.heads}; try hidden {self.hidden // self.heads * self.heads or self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head size {self.head_dim} (hidden / heads) is odd; rotary positions need an even one")
+        if self.heads % self.kv_heads:
+            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; kv_heads may be one of {divisors}")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+class DataSpec(Spec):
+    """Where text comes from. `source` is `builtin:topics` or a path or fsspec URI of text or JSON lines (`text` field)."""
+
+    source: str = "builtin:topics"
+    tokenizer: str = Field(default="byte", description="`byte`, or the path or URI of a tokenizer.json")
+    text_field: str = "text"
+
+
+class TrainSpec(Spec):
+    """The optimisation. A step trains `global_batch` samples of `seq_len` tokens, in any layout."""
+
+    steps: int = Field(gt=0)
+    global_batch: int = Field(default=8, gt=0, description="samples a step")
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = Field(default=3e-4, gt=0)
+    min_learning_rate: float = Field(default=0.0, ge=0)
+    decay: Decay = "cosine"
+    warmup_steps: int = Field(default=0, ge=0)
+    decay_steps: int | None = Field(default=None, gt=0, description="wsd: length of the final decay; default a tenth of the horizon")
+    horizon: int | None = Field(default=None, gt=0, description="step at which the decay ends; default `steps`; a run may go on past it at the minimum")
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd only")
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    precision: Precision = "bf16"
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _possible(self) -> TrainSpec:
+        if self.warmup_steps > self.end_of_decay:
+            raise ValueError(f"warmup_steps {self.warmup_steps} is longer than the horizon of {self.end_of_decay} steps")
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(f"min_learning_rate {self.min_learning_rate} is above learning_rate {self.learning_rate}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {self.betas} must each be in [0, 1)")
+        return self
+
+    @property
+    def end_of_decay(self) -> int:
+        return self.horizon or self.steps
+
+
+class CheckpointSpec(Spec):
+    """Durable checkpoints: every `every_steps` steps and at the end, the newest `keep` published ones kept."""
+
+    root: str | None = Field(default=None, description="path or fsspec URI; default the service's own storage root")
+    every_steps: int = Field(default=100, gt=0)
+    keep: int = Field(default=3, gt=0)
+
+
+class ParallelLayout(Spec):
+    """Sizes of the mesh axes. Rank order is pp, dp, tp from outside in. Illegal combinations can't be built."""
+
+    dp: int = Field(default=1, gt=0)
+    pp: int = Field(default=1, gt=0)
+    tp: int = Field(default=1, gt=0)
+    vpp: int = Field(default=1, gt=0, description="stages a pipeline rank holds")
+    micro_batch: int = Field(default=1, gt=0, description="samples a micro-batch")
+    schedule: Schedule = "1f1b"
+
+    @model_validator(mode="after")
+    def _possible(self) -> ParallelLayout:
+        if self.vpp > 1 and self.schedule != "interleaved_1f1b":
+            raise ValueError(f"vpp {self.vpp} needs schedule interleaved_1f1b, not {self.schedule}")
+        if self.schedule == "interleaved_1f1b" and (self.pp == 1 or self.vpp == 1):
+            raise ValueError("schedule interleaved_1f1b needs pp > 1 and vpp > 1; use 1f1b")
+        return self
+
+    @property
+    def world(self) -> int:
+        return self.dp * self.pp * self.tp
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.vpp
+
+    def micro_batches(self, global_batch: int) -> int:
+        """Micro-batches a replica runs in one step."""
+        return global_batch // (self.dp * self.micro_batch)
+
+    def coordinates(self, rank: int) -> tuple[int, int, int]:
+        """(pp, dp, tp) of a rank."""
+        return rank // (self.dp * self.tp), rank // self.tp % self.dp, rank % self.tp
+
+    def __str__(self) -> str:
+        vpp = f" x vpp {self.vpp}" if self.vpp > 1 else ""
+        return f"dp {self.dp} x pp {self.pp} x tp {self.tp}{vpp}"
+
+
+def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -> str | None:
+    """Why this layout can't train this model at this batch, or None when it can."""
+    if model.heads % layout.tp:
+        return f"tp {layout.tp} does not divide {model.heads} heads"
+    if model.kv_heads % layout.tp and layout.tp % model.kv_heads:
+        return f"tp {layout.tp} and {model.kv_heads} kv_heads: one must divide the other"
+    if model.ffn_hidden % layout.tp:
+        return f"tp {layout.tp} does not divide ffn_hidden {model.ffn_hidden}"
+    if model.layers < layout.stages:
+        return f"{layout.stages} stages (pp {layout.pp} x vpp {layout.vpp}) need at least {layout.stages} layers; the model has {model.layers}"
+    if train.global_batch % (layout.dp * layout.micro_batch):
+        return f"global_batch {train.global_batch} is not divisible by dp {layout.dp} x micro_batch {layout.micro_batch}"
+    count = layout.micro_batches(train.global_batch)
+    if count < layout.pp:
+        return f"{count} micro-batches a replica can't fill {layout.pp} pipeline stages; at least {layout.pp} are needed"
+    if layout.vpp > 1 and count % layout.pp:
+        return f"interleaved_1f1b needs micro-batches ({count}) divisible by pp {layout.pp}"
+    return None
+
+
+def layouts(slots: int, model: ModelSpec, train: TrainSpec) -> Iterator[ParallelLayout]:
+    """Every 1F1B layout of at most `slots` ranks with one-sample micro-batches that can train the model: most ranks first, then dp first."""
+    for world in range(slots, 0, -1):
+        for tp in (n for n in range(1, world + 1) if world % n == 0):
+            for pp in (n for n in range(1, world // tp + 1) if world // tp % n == 0):
+                layout = ParallelLayout(dp=world // tp // pp, pp=pp, tp=tp)
+                if layout_problem(layout, model, train) is None:
+                    yield layout
+
+
+def check_layout(layout: ParallelLayout, model: ModelSpec, train: TrainSpec, slots: int | None = None) -> None:
+    """Raise ValueError with the nearest layouts that work, when this one can't."""
+    slots = slots or layout.world
+    problem = layout_problem(layout, model, train)
+    if layout.world > slots:
+        problem = f"{layout} needs {layout.world} slots, not {slots}"
+    elif layout.world < slots:
+        problem = f"{layout} uses {layout.world} of {slots} slots"
+    if problem is None:
+        return
+
+    def distance(other: ParallelLayout) -> tuple[int, int]:
+        apart = abs(other.dp - layout.dp) + abs(other.pp - layout.pp) + abs(other.tp - layout.tp)
+        return slots - other.world, apart
+
+    nearest = sorted(layouts(slots, model, train), key=distance)[:3]
+    hint = "; ".join(str(other) for other in nearest) or "none for this model, batch and slots: change global_batch"
+    raise ValueError(f"{problem}. Layouts that work on {slots} slots: {hint}")
+
+
+class RunSpec(Spec):
+    """One training run in one layout: all that the ranks need to agree on."""
+
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    parallel: ParallelLayout = ParallelLayout()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+
+    @model_validator(mode="after")
+    def _possible(self) -> RunSpec:
+        check_layout(self.parallel, self.model, self.train)
+        return self
+
+    @classmethod
+    def from_job(cls, job: Mapping[str, Any]) -> RunSpec:
+        """The run inside a job file; fields that only the service reads are dropped."""
+        return cls.model_validate({key: value for key, value in job.items() if key not in SERVICE_FIELDS})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Assignment:
+    """Which rank of which attempt a process is, and where it meets the others."""
+
+    job: str  # uid
+    attempt: int
+    token: str  # names this attempt's own checkpoint folders, so that no other attempt writes there
+    rank: int
+    run: RunSpec
+    root: str  # storage root of the job: {root}/{job} holds its checkpoints
+    store_host: str  # an IP literal
+    store_port: int
+    local_index: int = 0  # device of this node
+    device: Literal["cpu", "gpu"] = "cpu"
+    resume: tuple[str, ...] = ()  # manifests to try, newest first; none: start from the seed
+    timeout_s: float = 120.0  # of every process group
+
+    @property
+    def world(self) -> int:
+        return self.run.parallel.world
