@@ -1,0 +1,168 @@
+"""The same promises on every kind of storage."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workers.checkpoint.storage import UNFINISHED, LocalStorage, S3Storage, Storage
+
+
+@pytest.fixture(scope="module")
+def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An S3 server on this machine, where its package is installed."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    environment = pytest.MonkeyPatch()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        environment.setenv(name, value)
+    Storage.open("s3://bucket").fs.mkdir("bucket")
+    yield "s3://bucket"
+    environment.undo()
+    server.stop()
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    folder = uuid.uuid4().hex
+    if request.param == "s3":
+        return Storage.open(f"{request.getfixturevalue('bucket')}/{folder}")
+    return Storage.open(str(tmp_path) if request.param == "local" else f"memory://{folder}")
+
+
+def write(storage: Storage, path: str, data: bytes) -> None:
+    with storage.write_stream(path) as out:
+        out.write(data)
+
+
+@pytest.mark.parametrize("first", [Storage.create, write])
+@pytest.mark.parametrize("second", [Storage.create, write])
+def test_what_is_there_is_never_overwritten(storage, first, second):
+    def put(function, data):
+        storage.create("a/b", data) if function is Storage.create else function(storage, "a/b", data)
+
+    put(first, b"one")
+    with pytest.raises(FileExistsError):
+        put(second, b"two")
+    assert storage.read("a/b") == b"one"
+    assert storage.names() == ["a/b"]
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5000])
+def test_a_stream_holds_what_was_written(storage, data):
+    write(storage, "stream", data)
+    assert storage.read("stream") == data
+    assert storage.size("stream") == len(data)
+
+
+def test_a_stream_that_fails_leaves_nothing(storage):
+    def fail():
+        with storage.write_stream("a/b") as out:
+            out.write(b"half")
+            assert storage.names() == []
+            raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        fail()
+    assert storage.names() == []
+    assert not storage.exists("a/b")
+    write(storage, "a/b", b"whole")
+    assert storage.read("a/b") == b"whole"
+
+
+def test_of_many_creators_one_wins(storage):
+    if type(storage) is S3Storage:
+        pytest.skip("the server for tests looks first and then writes")
+    outcomes: list[bytes] = []
+
+    def race(data: bytes) -> None:
+        try:
+            storage.create("one", data)
+        except FileExistsError:
+            return
+        outcomes.append(data)
+
+    threads = [threading.Thread(target=race, args=(bytes([n]) * 1000,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 1
+    assert storage.read("one") == outcomes[0]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (None, None, b"0123456789"), (3, 7, b"3456"), (8, None, b"89"), (None, 2, b"01"),
+        (4, 4, b""), (8, 20, b"89"), (10, 20, b""), (15, 20, b""),
+    ],
+)  # fmt: skip
+def test_ranges(storage, start, end, expected):
+    storage.create("digits", b"0123456789")
+    assert storage.read("digits", start, end) == expected
+
+
+def test_names_are_relative_to_the_root(storage):
+    for path in ("a/1", "a/b/2", "ab/3"):
+        storage.create(path, b"x")
+    assert storage.names() == ["a/1", "a/b/2", "ab/3"]
+    assert storage.names("a") == ["a/1", "a/b/2"]
+    assert storage.child("a").names() == ["1", "b/2"]
+    assert storage.child("a").read("b/2") == b"x"
+    assert storage.names("missing") == []
+
+
+def test_delete_takes_a_folder_or_a_file_and_may_be_repeated(storage):
+    for path in ("a/1", "a/b/2", "ab/3"):
+        storage.create(path, b"x")
+    for _ in range(2):
+        storage.delete("a")
+    assert storage.names() == ["ab/3"]
+    storage.delete("ab/3")
+    assert storage.names() == []
+
+
+@pytest.mark.parametrize("call", [Storage.read, Storage.size])
+def test_missing(storage, call):
+    with pytest.raises(FileNotFoundError):
+        getattr(storage, call.__name__)("nothing")
+    assert not storage.exists("nothing")
+
+
+@pytest.mark.parametrize("path", ["../up", "a/../../up", "/etc/passwd"])
+def test_a_path_stays_inside(storage, path):
+    with pytest.raises(ValueError, match="not a path inside"):
+        storage.read(path)
+
+
+def test_another_handle_sees_a_new_object_at_once(storage):
+    other = Storage.open(storage.uri)
+    assert other.names("a") == []
+    storage.create("a/1", b"x")
+    assert other.names("a") == ["a/1"]
+    assert other.exists("a/1")
+
+
+def test_what_a_killed_process_left_is_no_object(tmp_path):
+    storage = Storage.open(str(tmp_path))
+    assert isinstance(storage, LocalStorage)
+    (tmp_path / f".manifest.json.0123{UNFINISHED}").write_bytes(b"half")
+    assert storage.names() == []
+    storage.create("manifest.json", b"whole")
+    assert storage.names() == ["manifest.json"]
+
+
+def test_chained_file_systems_are_refused():
+    with pytest.raises(ValueError, match="plain URI"):
+        Storage.open("simplecache::s3://bucket")

@@ -1,0 +1,1 @@
+"""Training state on storage. `storage`, `shards` and `manifest` load no torch; `logical` and `saver` do."""

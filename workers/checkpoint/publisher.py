@@ -1,0 +1,47 @@
+"""Publishes the checkpoints of one attempt once every rank's shard is in storage, and keeps the newest few.
+
+The controller does this in the service, rank 0 under torchrun. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Iterable
+
+from workers.checkpoint import manifest
+from workers.checkpoint.shards import ShardRecord
+from workers.checkpoint.storage import Storage
+from workers.reports import ShardSaved
+from workers.spec import RunSpec
+
+
+class Publisher:
+    """Of attempt `attempt` of `job`; `storage` is the job's own folder."""
+
+    def __init__(self, storage: Storage, job: str, attempt: int, token: str, run: RunSpec) -> None:
+        self.storage, self.job, self.attempt, self.token, self.run = storage, job, attempt, token, run
+
+    def publish(self, step: int, saved: Iterable[ShardSaved]) -> str:
+        """The manifest's path. Raises Incomplete or Corrupt when the shards are not a whole, OSError when storage is away."""
+        records = list(saved)
+        headers = {repr(record.header) for record in records}
+        if len(headers) != 1:
+            raise manifest.Incomplete(f"ranks disagree on the state beside the tensors at step {step}")
+        document = manifest.assemble(
+            self.storage, job=self.job, step=step, attempt=self.attempt, token=self.token,
+            layout=self.run.parallel.model_dump(), model=self.run.model.model_dump(), header=records[0].header,
+            records=[ShardRecord(record.index, record.index_digest, record.nbytes) for record in records],
+            created_at=time.time(),
+        )  # fmt: skip
+        return manifest.publish(self.storage, document)
+
+    def retain(self, rejected: Collection[str] = ()) -> list[str]:
+        """Remove what is older than the newest `keep` good checkpoints; what was removed."""
+        return manifest.retain(self.storage, self.run.checkpoint.keep, rejected=rejected)
+
+
+def newest_attempt(storage: Storage) -> int:
+    """The highest attempt that has written anything under `storage`; 0 when none has."""
+    names = storage.names(manifest.FOLDERS)
+    return max((int(found[1]) for name in names if (found := re.search(r"/(\d+)-[^/]+/", name))), default=0)

@@ -1,0 +1,48 @@
+"""How far the run is: steps done, samples consumed, and the ledger of which attempt consumed which samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from workers.spec import RunSpec
+
+
+@dataclasses.dataclass(slots=True)
+class Cursor:
+    """Sample number `samples` of the global order comes next."""
+
+    attempt: int
+    step: int = 0
+    samples: int = 0
+    ledger: list[dict[str, int]] = dataclasses.field(default_factory=list)
+
+    def advance(self, count: int) -> None:
+        """One step consumed the next `count` samples."""
+        if not self.ledger or self.ledger[-1]["attempt"] != self.attempt:
+            self.ledger.append({"attempt": self.attempt, "start": self.samples, "end": self.samples})
+        self.step += 1
+        self.samples += count
+        self.ledger[-1]["end"] = self.samples
+
+    def header(self, run: RunSpec) -> dict[str, Any]:
+        """What a checkpoint keeps beside tensors; independent of the layout."""
+        return {
+            "step": self.step,
+            "samples": self.samples,
+            "ledger": [dict(entry) for entry in self.ledger],
+            "seed": run.train.seed,
+            "data": run.data.model_dump(),
+            "optimizer": {"name": run.train.optimizer, "steps": self.step},
+            "precision": run.train.precision,
+        }
+
+    @classmethod
+    def resumed(cls, header: Mapping[str, Any], attempt: int) -> Cursor:
+        """Where a checkpoint's header says to continue. Raises ValueError when the header is not whole."""
+        try:
+            ledger = [{key: int(entry[key]) for key in ("attempt", "start", "end")} for entry in header["ledger"]]
+            return cls(attempt, int(header["step"]), int(header["samples"]), ledger)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the checkpoint's header lacks {error}") from None

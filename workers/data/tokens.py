@@ -1,0 +1,53 @@
+"""Tokenizers: bytes, built in, or a `tokenizer.json` of the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import fsspec
+import numpy as np
+
+from workers.spec import BYTE_VOCABULARY
+
+
+class Tokenizer(Protocol):
+    size: int
+
+    def encode(self, document: str) -> np.ndarray:
+        """Ids of one document and the separator that ends it, int32 [tokens]."""
+
+
+class Bytes:
+    """UTF-8 bytes; 256 ends a document."""
+
+    size = BYTE_VOCABULARY
+
+    def encode(self, document: str) -> np.ndarray:
+        return np.append(np.frombuffer(document.encode(), dtype=np.uint8).astype(np.int32), np.int32(256))
+
+
+class File:
+    """A `tokenizer.json`. A document ends with its end-of-text token, or, without one, with the last id."""
+
+    def __init__(self, uri: str) -> None:
+        from tokenizers import Tokenizer as Fast
+
+        with fsspec.open(uri, "rt", encoding="utf-8") as file:
+            self.fast = Fast.from_str(file.read())
+        self.size = self.fast.get_vocab_size()
+        ends = (self.fast.token_to_id(text) for text in ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "[SEP]"))
+        self.end = next((end for end in ends if end is not None), self.size - 1)
+
+    def encode(self, document: str) -> np.ndarray:
+        return np.array([*self.fast.encode(document, add_special_tokens=False).ids, self.end], dtype=np.int32)
+
+
+def tokenizer(name: str) -> Tokenizer:
+    return Bytes() if name == "byte" else File(name)
+
+
+def encode(documents: Iterable[str], using: Tokenizer) -> np.ndarray:
+    """All documents one after the other, int32 [tokens]."""
+    parts = [using.encode(document) for document in documents]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)

@@ -1,0 +1,1 @@
+"""Plain single-device models with seams, which `workers.parallel` fills from outside."""

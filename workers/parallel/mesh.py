@@ -1,0 +1,49 @@
+"""Process groups: joining a world, and its mesh of axes pp, dp, tp from outside in. Knows no model."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from workers.spec import ParallelLayout
+
+AXES = ("pp", "dp", "tp")
+
+
+@contextlib.contextmanager
+def joined(store: dist.Store, rank: int, layout: ParallelLayout, device: str, timeout_s: float) -> Iterator[DeviceMesh]:
+    """This process as `rank` of a world of `layout.world`; the mesh lives until the block ends.
+
+    Raises torch's DistError when the others don't come within the timeout.
+    """
+    timeout = datetime.timedelta(seconds=timeout_s)
+    backend = "nccl" if device == "gpu" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world, timeout=timeout)
+    try:
+        shape = (layout.pp, layout.dp, layout.tp)
+        mesh = init_device_mesh("cuda" if device == "gpu" else "cpu", shape, mesh_dim_names=AXES)
+        for group in mesh.get_all_groups():  # a mesh's groups don't take the world's timeout
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
+        yield mesh
+    finally:
+        dist.destroy_process_group()
+        forget_groups()
+
+
+def forget_groups() -> None:
+    """Drop torch's caches that hold names of destroyed groups, so that this process can join again."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    gc.collect()
+
+
+def device_of(device: str, local_index: int) -> torch.device:
+    return torch.device("cuda", local_index) if device == "gpu" else torch.device("cpu")

@@ -1,0 +1,167 @@
+"""Tensor parallelism: weights split by heads, features and vocabulary over the tp axis (Megatron-LM, arXiv 1909.08053).
+
+Parameters become DTensors on the tp mesh, so that state, norm and checkpoints see logical tensors; inside the block
+plain collectives work on their local parts. Key and value heads fewer than tp are stored once and replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from workers.models.decoder import widened
+from workers.models.seams import Seams
+from workers.spec import ModelSpec
+
+SPLIT_DIM = {
+    "wq.weight": 0, "wk.weight": 0, "wv.weight": 0, "wo.weight": 1,
+    "gate.weight": 0, "up.weight": 0, "down.weight": 1,
+    "embedding.weight": 0, "head.weight": 0,
+}  # fmt: skip
+"""Dimension of each matrix [out, in] that tp splits, by the end of its name; what is not here is whole on every rank."""
+
+
+def split_dim(name: str) -> int | None:
+    return SPLIT_DIM.get(".".join(name.split(".")[-2:]))
+
+
+def stored_axes(name: str, ndim: int) -> tuple[int, ...]:
+    """Order in which a checkpoint stores the dimensions, so that a tp slice is a run of whole rows."""
+    first = split_dim(name) or 0
+    return (first, *(dim for dim in range(ndim) if dim != first))
+
+
+def apply(model: nn.Module, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh) -> None:
+    """Split the parameters of `model` over the one-dimensional tp `mesh`, and fill its seams. No communication."""
+    seams = TensorSeams(spec, vocab_size, mesh)
+    for module in model.modules():
+        if hasattr(module, "seams"):
+            module.seams = seams
+    kv_whole = spec.kv_heads % mesh.size() != 0
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            dim = split_dim(f"{prefix}.{name}")
+            if kv_whole and prefix.endswith((".wk", ".wv")):
+                dim = None
+            module.register_parameter(name, nn.Parameter(sliced(parameter.detach(), dim, mesh)))
+
+
+def sliced(whole: torch.Tensor, dim: int | None, mesh: DeviceMesh) -> DTensor:
+    """A DTensor of this rank's part of `whole`, which every rank has; split as torch.chunk does."""
+    placement: Placement = Replicate() if dim is None else Shard(dim)
+    part = whole
+    if dim is not None:
+        rank, chunk = mesh.get_local_rank(), -(-whole.shape[dim] // mesh.size())
+        start = min(rank * chunk, whole.shape[dim])
+        part = whole.narrow(dim, start, min(chunk, whole.shape[dim] - start)).contiguous()
+    return DTensor.from_local(part, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+class TensorSeams(Seams):
+    """The seams of one rank in a tp group."""
+
+    def __init__(self, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh) -> None:
+        self.group, size, rank = mesh.get_group(), mesh.size(), mesh.get_local_rank()
+        self.alone = size == 1
+        self.kv_rows: slice | None = None
+        if spec.kv_heads % size:
+            head = rank * spec.kv_heads // size
+            self.kv_rows = slice(head * spec.head_dim, (head + 1) * spec.head_dim)
+        self.vocab_start = min(rank * -(-vocab_size // size), vocab_size)
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.alone else _CopyIn.apply(x, self.group)
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.alone else _SumOut.apply(x, self.group)
+
+    def split(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to_local()
+
+    def kv(self, weight: torch.Tensor) -> torch.Tensor:
+        if self.kv_rows is None:
+            return weight.to_local()
+        return weight.to_local(grad_placements=[Partial()])[self.kv_rows]
+
+    def whole(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to_local()
+
+    def embed(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = weight.to_local()
+        if self.alone:
+            return F.embedding(tokens, rows)
+        local = tokens - self.vocab_start
+        foreign = (local < 0) | (local >= rows.shape[0])
+        found = F.embedding(local.masked_fill(foreign, 0), rows)
+        return self.leave(found.masked_fill(foreign[..., None], 0.0))
+
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.alone:
+            return super().loss(widened(logits), targets)
+        return _VocabParallelLoss.apply(widened(logits), targets - self.vocab_start, self.group)
+
+
+class _CopyIn(torch.autograd.Function):
+    """The same on every rank going in; gradients are summed coming back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _summed(gradient, ctx.group), None
+
+
+class _SumOut(torch.autograd.Function):
+    """Partial sums going in, their sum coming out; the gradient is the same on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class _VocabParallelLoss(torch.autograd.Function):
+    """Cross-entropy over logits split by vocabulary: three all-reduces of one number a token, never the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        foreign = (local < 0) | (local >= logits.shape[-1])
+        local = local.masked_fill(foreign, 0)
+        highest = logits.amax(-1)
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+        shifted = logits - highest[..., None]
+        own = shifted.gather(-1, local[..., None])[..., 0].masked_fill(foreign, 0.0)
+        exponentials = shifted.exp_()
+        sums = torch.stack((exponentials.sum(-1), own))
+        dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(exponentials.div_(sums[0][..., None]), local, foreign)
+        return (sums[0].log() - sums[1]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        probabilities, local, foreign = ctx.saved_tensors
+        result = probabilities.clone()
+        result.scatter_add_(-1, local[..., None], foreign.to(result.dtype)[..., None] - 1.0)
+        return result.mul_(gradient), None, None
+
+
+def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
