@@ -1,0 +1,44 @@
+"""The API as an ASGI application. Built from what it is given; reads neither environment nor files."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from importlib import metadata
+
+from fastapi import FastAPI
+
+from api import access, auth, bodies, errors
+from api.door import Door
+from api.routes import figures, fleet, health, jobs, streams
+from service.store.jobs import Store
+
+log = logging.getLogger("phalanx.api")
+
+
+def create_app(store: Store, token: str, storage_root: str, allowed_roots: Sequence[str] = ()) -> FastAPI:
+    """`allowed_roots`: where besides `storage_root` checkpoints may be kept. The caller closes the store."""
+    app = FastAPI(
+        title="Phalanx",
+        version=metadata.version("phalanx"),
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan,
+    )
+    app.state.door = Door(store, storage_root, tuple(allowed_roots))
+    errors.install(app)
+    for routes in (health, jobs, streams, figures, fleet):
+        app.include_router(routes.router)
+    app.add_middleware(bodies.Bounded)  # added last is asked first
+    app.add_middleware(auth.Bearer, token=token)
+    app.add_middleware(access.Access)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    log.info("started", extra={"data": {"version": app.version}})
+    yield
+    log.info("stopped")

@@ -1,0 +1,114 @@
+"""What is refused at the door beyond the spec: what is not there, does not fit, or reaches where it may not.
+
+Reads storage and the fleet; writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import fsspec.core
+
+from service.contracts import errors
+from service.contracts.cluster import Fleet, Node
+from service.contracts.job import JobSpec
+from service.core.plan import search
+from service.store.records import NodeRow
+
+BUILTIN_DATA = "builtin:topics"
+REMOTE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
+"""Object stores. Other schemes (http, ftp, archives) would make the API fetch what a user names."""
+
+SCHEMES_HINT = "use an absolute path, file:///..., or an object store such as s3://bucket/..."
+
+
+def submission(spec: JobSpec, nodes: Sequence[NodeRow], roots: Sequence[str]) -> None:
+    """UserError naming the field, when this job can't run here. `roots`: where checkpoints may go."""
+    checkpoint_root(spec.checkpoint.root, roots)
+    data(spec.data.source)
+    tokenizer(spec.data.tokenizer)
+    if nodes:  # none seen yet: the controller has not looked, and the job waits for it
+        search.check_fits(spec, fleet(nodes))
+
+
+def fleet(nodes: Sequence[NodeRow]) -> Fleet:
+    kept = ("id", "name", "slots", "rack", "zone", "device", "address")
+    ordered = sorted(nodes, key=lambda row: row.name)
+    return Fleet(tuple(Node(**{name: getattr(row, name) for name in kept}) for row in ordered))
+
+
+def data(source: str) -> None:
+    field = "data.source"
+    if source == BUILTIN_DATA:
+        return
+    if source.startswith("builtin:"):
+        raise errors.UserError(
+            f"{field}: there is no {source!r}; the built-in data is {BUILTIN_DATA}", field=field
+        )
+    if not _matches(source, field):
+        raise errors.UserError(
+            f"{field}: {source} matches no file",
+            hint=f"use {BUILTIN_DATA}, or a path, glob or URI of text or JSON lines that every node can read",
+            field=field,
+        )
+
+
+def tokenizer(name: str) -> None:
+    field = "data.tokenizer"
+    if name != "byte" and not _matches(name, field):
+        hint = "use byte, or the path or URI of a tokenizer.json"
+        raise errors.UserError(f"{field}: {name} is not there", hint=hint, field=field)
+
+
+def checkpoint_root(root: str | None, allowed: Sequence[str]) -> None:
+    """Checkpoints are written and deleted: only under the roots that the operator allows."""
+    if root is None:
+        return
+    field = "checkpoint.root"
+    place = normal(root, field)
+    if any(_within(place, normal(parent, field)) for parent in allowed):
+        return
+    raise errors.UserError(
+        f"{field}: {root} is not under a storage root of this service",
+        hint=f"leave it out, or use a place under {' or '.join(allowed)}",
+        field=field,
+    )
+
+
+def normal(uri: str, field: str) -> tuple[str, str]:
+    """(scheme, path) of a place in storage, links followed; UserError where it is not a plain one."""
+    scheme, _, path = uri.rpartition("://")
+    scheme = {"": "file", "local": "file", "s3a": "s3", "gcs": "gs"}.get(scheme, scheme)
+    if scheme not in ("file", *REMOTE):
+        raise errors.UserError(f"{field}: {uri} can't be used here", hint=SCHEMES_HINT, field=field)
+    if ".." in path.split("/"):
+        raise errors.UserError(f"{field}: {uri} has '..' in it", hint="write the path out", field=field)
+    if scheme != "file":
+        return scheme, path.strip("/")
+    if not path.startswith("/"):
+        raise errors.UserError(
+            f"{field}: {uri} is a relative path, and ranks run elsewhere", hint=SCHEMES_HINT, field=field
+        )
+    return scheme, os.path.realpath(path)
+
+
+def _within(place: tuple[str, str], parent: tuple[str, str]) -> bool:
+    inside = (place[1].rstrip("/") + "/").startswith(parent[1].rstrip("/") + "/")
+    return place[0] == parent[0] and inside
+
+
+def _matches(uri: str, field: str) -> bool:
+    normal(uri, field)
+    try:
+        filesystem, path = fsspec.core.url_to_fs(uri)
+        filesystem.invalidate_cache()
+        if "*" in path or "?" in path or "[" in path:
+            return bool(filesystem.glob(path))
+        return bool(filesystem.isfile(path))
+    except Exception as error:  # each storage library has its own errors, and each is the answer here
+        raise errors.UserError(
+            f"{field}: {uri} can't be read from the API: {type(error).__name__}: {error}",
+            hint="check the address and the credentials of the API's process",
+            field=field,
+        ) from error

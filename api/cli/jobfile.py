@@ -1,0 +1,40 @@
+"""A job file, YAML or JSON, as the mapping that its author wrote. The API checks what the fields mean."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from service.contracts import errors
+
+HINT = "name a YAML or JSON file"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """`-` reads standard input."""
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+    except OSError as error:
+        raise errors.UserError(f"{path} can't be read: {error.strerror}", hint=HINT) from None
+    except UnicodeDecodeError:
+        raise errors.UserError(f"{path} is not text", hint=HINT) from None
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise errors.UserError(f"{path} is neither YAML nor JSON: {_place(error)}") from None
+    if not isinstance(value, dict):
+        raise errors.UserError(
+            f"{path} holds no job: a job is a mapping of fields such as model, data, train, resources",
+            hint="see the example in the README",
+        )
+    return value
+
+
+def _place(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return str(error)

@@ -1,0 +1,119 @@
+"""Commands about jobs and the nodes they run on. Each asks the API and shows the answer."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from api.cli import connection, jobfile, show, tables
+from api.client import Client
+from service.contracts.job import Phase
+from service.contracts.status import JobView
+
+app = typer.Typer()
+
+Uid = Annotated[str, typer.Argument(metavar="JOB", help="uid of the job")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="go on until the job is over")]
+
+
+class Output(enum.StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="the job, YAML or JSON; - for standard input")],
+    follow: FollowOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the job as JSON, and nothing else")] = False,
+    key: Annotated[str | None, typer.Option(help="idempotency key: the same one never submits twice")] = None,
+) -> None:
+    """Submit a job."""
+    client = connection.client(context)
+    job = client.submit(jobfile.read(file), key)
+    if not as_json:
+        typer.echo(f"submitted {job.uid}")
+    if follow:
+        job = _followed(client, job.uid, as_json)
+    if as_json:
+        typer.echo(job.model_dump_json(indent=2))
+    if follow and job.phase is not Phase.SUCCEEDED:
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def listing(
+    context: typer.Context,
+    phase: Annotated[Phase | None, typer.Option(help="only jobs in this phase")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="newest jobs shown")] = 50,
+) -> None:
+    """List jobs, newest first."""
+    found = connection.client(context).list(phase, page_size=min(limit, 200))
+    show.console().print(tables.jobs(itertools.islice(found, limit), time.time()))
+
+
+@app.command()
+def get(
+    context: typer.Context,
+    uid: Uid,
+    output: Annotated[Output, typer.Option("--output", "-o")] = Output.TABLE,
+) -> None:
+    """Show one job: phase and why, progress, layout, incidents."""
+    job = connection.client(context).get(uid)
+    match output:
+        case Output.JSON:
+            typer.echo(job.model_dump_json(indent=2))
+        case Output.YAML:
+            typer.echo(yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False), nl=False)
+        case Output.TABLE:
+            show.job(show.console(), job)
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    uid: Uid,
+    follow: FollowOption = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="only of this rank")] = None,
+    attempt: Annotated[int | None, typer.Option(min=0, help="only of this attempt")] = None,
+) -> None:
+    """Print what the ranks wrote, each line behind its attempt, rank and node."""
+    for line in connection.client(context).logs(uid, follow=follow, rank=rank, attempt=attempt):
+        typer.echo(show.log_line(line))
+
+
+@app.command()
+def events(context: typer.Context, uid: Uid, follow: FollowOption = False) -> None:
+    """Print what happened to a job, and why."""
+    console = show.console()
+    for event in connection.client(context).events(uid, follow=follow):
+        console.print(show.event_line(event), soft_wrap=True)
+
+
+@app.command()
+def cancel(context: typer.Context, uid: Uid) -> None:
+    """End a job and free its slots."""
+    job = connection.client(context).cancel(uid)
+    typer.echo(f"{job.uid} is {job.phase}; cancellation is asked for")
+
+
+@app.command()
+def nodes(context: typer.Context) -> None:
+    """List the nodes of the fleet."""
+    show.console().print(tables.nodes(connection.client(context).nodes(), time.time()))
+
+
+def _followed(client: Client, uid: str, quiet: bool) -> JobView:
+    try:
+        return client.wait(uid) if quiet else show.follow(client, uid, show.console())
+    except KeyboardInterrupt:
+        typer.echo(f"\n{uid} goes on; 'phalanx cancel {uid}' ends it", err=True)
+        raise typer.Exit(130) from None

@@ -1,0 +1,166 @@
+"""A job, an event, a line of log, an error, for a person to read; and a job followed until it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from api.cli import tables
+from api.client import PATIENCE_S, POLL_S, Client
+from api.views import EventView, LogLine
+from service.contracts import errors
+from service.contracts.status import JobView
+
+PLAIN_WIDTH = 160  # where nobody looks on, lines are cut by whoever reads them
+PLAIN_EVERY_S = 5.0  # seconds between lines of progress there
+
+
+def console(stderr: bool = False) -> Console:
+    """Colours and live views on a terminal, plain text elsewhere."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False, markup=False)
+
+
+def problem(error: errors.PhalanxError) -> None:
+    """To stderr: what is wrong, and what would work."""
+    out = console(stderr=True)
+    out.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
+    if error.hint:
+        out.print(Text.assemble(("hint: ", "bold"), error.hint), soft_wrap=True)
+
+
+def event_line(event: EventView) -> Text:
+    at = time.strftime("%H:%M:%S", time.localtime(event.at))
+    return Text.assemble((at, "dim"), "  ", (event.type, "bold"), f"  {event.reason}" if event.reason else "")
+
+
+def log_line(line: LogLine) -> str:
+    rank = "-" if line.rank is None else line.rank
+    return f"[{line.attempt}.{rank} {line.node}] {line.text}"
+
+
+def job(out: Console, view: JobView) -> None:
+    out.print(_facts(view))
+    if view.status.incidents:
+        out.print()
+        out.print(tables.incidents(view.status.incidents))
+
+
+def _facts(view: JobView) -> Table:
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    status, progress = view.status, view.status.progress
+    facts.add_row("job", view.uid)
+    facts.add_row("phase", Text.assemble(tables.phase(view.phase), f": {view.reason}" if view.reason else ""))
+    facts.add_row("progress", f"step {progress.step} of {progress.steps}, {progress.tokens} tokens")
+    if progress.loss is not None:
+        first = tables.number(progress.loss_first, ".4f")
+        facts.add_row("loss", f"{first} at first, {progress.loss:.4f} now")
+    if status.layout is not None:
+        nodes = ", ".join(dict.fromkeys(place.node for place in status.placement))
+        on = f", on {nodes}" if nodes else ""
+        facts.add_row("layout", f"{status.layout}, attempt {status.attempt}{on}")
+    facts.add_row("goodput", f"{view.goodput:.1%}")
+    if status.checkpoint_step is not None:
+        facts.add_row("checkpoint", f"step {status.checkpoint_step}: {status.checkpoint}")
+    facts.add_row("storage", view.storage)
+    return facts
+
+
+def follow(client: Client, uid: str, out: Console) -> JobView:
+    """Show the job until it is over, then sum it up: events as they come, progress on a terminal's last line.
+
+    An API that is away for a while is waited for.
+    """
+    progress: _Live | _Plain = _Live(out) if out.is_terminal else _Plain(out)
+    view = None
+    with progress.shown():
+        for view, events in _turns(client, uid):
+            for event in events:
+                out.print(event_line(event), soft_wrap=True)
+            progress.update(view)
+    assert view is not None
+    out.print()
+    job(out, view)
+    return view
+
+
+def _turns(client: Client, uid: str) -> Iterator[tuple[JobView, list[EventView]]]:
+    """The job and what is new of its events, over and over until it is over."""
+    after, deadline = 0, time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            view = client.get(uid)  # before its events: the last ones of a terminal job are read after it
+            events: list[EventView] = []
+            while (page := client.events_page(uid, after)).events:
+                events.extend(page.events)
+                after = page.after
+        except errors.ClusterError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            deadline = time.monotonic() + PATIENCE_S
+            yield view, events
+            if view.phase.terminal:
+                return
+        time.sleep(POLL_S)
+
+
+class _Live:
+    """The last line of a terminal, drawn again at every turn."""
+
+    def __init__(self, out: Console) -> None:
+        self._live = Live(console=out, transient=True, auto_refresh=False)
+
+    def shown(self) -> contextlib.AbstractContextManager[object]:
+        return self._live
+
+    def update(self, view: JobView) -> None:
+        self._live.update(_bar(view), refresh=True)
+
+
+class _Plain:
+    """A line now and then."""
+
+    def __init__(self, out: Console) -> None:
+        self._out, self._said, self._step = out, 0.0, 0
+
+    def shown(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def update(self, view: JobView) -> None:
+        step, now = view.status.progress.step, time.monotonic()
+        if step != self._step and now - self._said >= PLAIN_EVERY_S:
+            self._said, self._step = now, step
+            self._out.print(f"{view.phase}  {_steps(view)}  {_figures(view)}", soft_wrap=True)
+
+
+def _bar(view: JobView) -> RenderableType:
+    progress = view.status.progress
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    bar = ProgressBar(total=progress.steps, completed=progress.step, width=16)
+    grid.add_row(tables.phase(view.phase), bar, _steps(view), _figures(view))
+    return grid
+
+
+def _steps(view: JobView) -> str:
+    return f"{view.status.progress.step}/{view.status.progress.steps}"
+
+
+def _figures(view: JobView) -> str:
+    progress = view.status.progress
+    figures = [f"loss {tables.number(progress.loss, '.3f')}"]
+    if progress.tokens_per_s is not None:
+        figures.append(f"{progress.tokens_per_s:,.0f} tok/s")
+    if progress.eta_s is not None and not view.phase.terminal:
+        figures.append(f"eta {tables.duration(progress.eta_s)}")
+    return "  ".join(figures)

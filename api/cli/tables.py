@@ -1,0 +1,99 @@
+"""Tables for people: jobs, incidents, nodes. Times are given in; nothing here asks the API or the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from api.views import NodeView
+from service.contracts.job import Phase
+from service.contracts.status import IncidentView, JobView
+
+COLOURS = {
+    Phase.SUCCEEDED: "green",
+    Phase.RUNNING: "green",
+    Phase.FAILED: "red",
+    Phase.CANCELLED: "yellow",
+    Phase.CANCELLING: "yellow",
+    Phase.RECOVERING: "magenta",
+}
+
+
+def jobs(found: Iterable[JobView], now: float) -> Table:
+    table = _table("JOB", "PHASE", "STEP", "LOSS", "GOODPUT", "FAULTS", "AGE", fold="JOB")
+    for job in found:
+        progress = job.status.progress
+        table.add_row(
+            job.uid,
+            phase(job.phase),
+            f"{progress.step}/{progress.steps}",
+            number(progress.loss, ".3f"),
+            f"{job.goodput:.0%}",
+            str(len(job.status.incidents)),
+            duration(now - job.created_at),
+        )
+    return table
+
+
+def incidents(found: Iterable[IncidentView]) -> Table:
+    table = _table("#", "CAUSE", "STEP", "DETECTED", "RECOVERED", "REDONE", "WHAT", fold="WHAT")
+    for incident in found:
+        table.add_row(
+            str(incident.number),
+            incident.cause.value,
+            str(incident.step),
+            duration(incident.detect_s),
+            duration(incident.recover_s),
+            number(incident.steps_redone, "d"),
+            incident.message,
+        )
+    return table
+
+
+def nodes(found: Iterable[NodeView], now: float) -> Table:
+    table = _table("NODE", "SLOTS", "DEVICE", "RACK", "ZONE", "ADDRESS", "SEEN", fold="NODE")
+    for node in found:
+        table.add_row(
+            node.name,
+            str(node.slots),
+            node.device,
+            node.rack or "-",
+            node.zone or "-",
+            node.address,
+            f"{duration(now - node.seen_at)} ago",
+        )
+    return table
+
+
+def phase(value: Phase) -> Text:
+    return Text(value.value, style=COLOURS.get(value, "cyan"))
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def duration(seconds: float | None) -> str:
+    """Two figures that matter: 0.8s, 42s, 3m05s, 2h10m, 4d01h."""
+    if seconds is None:
+        return "-"
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def _table(*columns: str, fold: str) -> Table:
+    """`fold` names the one column that gives way where the terminal is narrow; the others stay whole."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, no_wrap=column != fold, overflow="fold")
+    return table

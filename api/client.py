@@ -1,0 +1,265 @@
+"""The API from Python: `Client(url, token)`. Answers are the API's own views; its problems are errors again.
+
+Knows HTTP and nothing of the store; reads no environment.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from api import sse_lines
+from api.views import (
+    Checkpoints,
+    CheckpointView,
+    EventsPage,
+    EventView,
+    JobsPage,
+    LogLine,
+    MetricsPage,
+    Nodes,
+    NodeView,
+    StepView,
+)
+from service.contracts import errors
+from service.contracts.job import JobSpec, Phase
+from service.contracts.status import JobView
+
+ViewT = TypeVar("ViewT", bound=BaseModel)
+
+TIMEOUT = httpx.Timeout(30.0, connect=5.0)  # streams beat every 10 s
+RETRY_S = 0.3
+PATIENCE_S = 60.0  # for a stream to come back after a cut
+POLL_S = 0.3
+
+
+class Client:
+    """Safe for one thread. Raises UserError (and NotFound, Conflict, Unauthorized) or ClusterError."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT, trust_env=False
+        )
+
+    @classmethod
+    def find(cls, home: Path, url: str | None = None, token: str | None = None) -> Client:
+        """The API that runs with this home; `url` and `token` go before what its files say."""
+        url = url or _known_url(home / "api.json")
+        return cls(url, token or _known_token(home / "token"))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def submit(self, spec: JobSpec | Mapping[str, Any], key: str | None = None) -> JobView:
+        """Put a job into the queue. With the same `key` it is submitted once, however often it is called."""
+        body = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
+        headers = {"Idempotency-Key": key or secrets.token_hex(16)}
+        request = self._http.build_request("POST", "/v1/jobs", content=_body(body), headers=headers)
+        request.headers["Content-Type"] = "application/json"
+        try:
+            answer = self._send(request)
+        except errors.ClusterError:  # the key makes a second try safe, whether or not the first one arrived
+            time.sleep(RETRY_S)
+            answer = self._send(request)
+        return JobView.model_validate_json(answer.content)
+
+    def get(self, uid: str) -> JobView:
+        return self._get(JobView, f"/v1/jobs/{uid}")
+
+    def list(self, phase: Phase | str | None = None, page_size: int = 50) -> Iterator[JobView]:
+        """Newest first; pages are asked for as they are needed."""
+        query: dict[str, Any] = {"limit": page_size} | ({"phase": str(phase)} if phase else {})
+        while True:
+            page = self._get(JobsPage, "/v1/jobs", query)
+            yield from page.jobs
+            if page.next_page is None:
+                return
+            query["page"] = page.next_page
+
+    def cancel(self, uid: str) -> JobView:
+        return JobView.model_validate_json(
+            self._send(self._http.build_request("POST", f"/v1/jobs/{uid}:cancel")).content
+        )
+
+    def wait(self, uid: str, timeout_s: float | None = None) -> JobView:
+        """The job once it is over. An API that is away is waited for; ClusterError after the timeout."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                view = self.get(uid)
+                if view.phase.terminal:
+                    return view
+                state = f"job {uid} is {view.phase}, not over"
+            except errors.ClusterError as error:
+                state = error.message
+            if deadline is not None and time.monotonic() > deadline:
+                raise errors.ClusterError(f"{state}, after {timeout_s:g} s", hint=f"phalanx events {uid}")
+            time.sleep(POLL_S)
+
+    def events(self, uid: str, after: int = 0, follow: bool = False) -> Iterator[EventView]:
+        """Oldest first. With `follow` until the job is over; a cut stream is taken up where it was cut."""
+        for _, data in self._stream(f"/v1/jobs/{uid}/events", str(after), {"follow": follow}):
+            yield EventView.model_validate_json(data)
+
+    def events_page(self, uid: str, after: int = 0) -> EventsPage:
+        return self._get(EventsPage, f"/v1/jobs/{uid}/events", {"after": after})
+
+    def logs(
+        self,
+        uid: str,
+        after: str = "0:0",
+        follow: bool = False,
+        rank: int | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[LogLine]:
+        """In the order in which the lines reached storage; `follow` as for `events`."""
+        query = {"follow": follow, "rank": rank, "attempt": attempt}
+        for _, data in self._stream(f"/v1/jobs/{uid}/logs", after, query):
+            yield LogLine.model_validate_json(data)
+
+    def metrics(self, uid: str, after_step: int = 0) -> Iterator[StepView]:
+        """One row a step, in order."""
+        while True:
+            page = self._get(MetricsPage, f"/v1/jobs/{uid}/metrics", {"after_step": after_step})
+            if not page.steps:
+                return
+            yield from page.steps
+            after_step = page.after_step
+
+    def checkpoints(self, uid: str) -> tuple[CheckpointView, ...]:
+        return self._get(Checkpoints, f"/v1/jobs/{uid}/checkpoints").checkpoints
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        return self._get(Nodes, "/v1/nodes").nodes
+
+    def _get(self, kind: type[ViewT], path: str, query: Mapping[str, Any] | None = None) -> ViewT:
+        answer = self._send(self._http.build_request("GET", path, params=query))
+        return kind.model_validate_json(answer.content)
+
+    def _send(self, request: httpx.Request, stream: bool = False) -> httpx.Response:
+        try:
+            answer = self._http.send(request, stream=stream)
+            if answer.is_error:
+                answer.read()
+        except httpx.TransportError as error:
+            raise _unreachable(self.url, error) from error
+        if answer.is_error:
+            raise _error(answer)
+        return answer
+
+    def _stream(self, path: str, cursor: str, query: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """(cursor, data) of each message up to the end that the API announces."""
+        given = {name: value for name, value in query.items() if value is not None}
+        patience = Patience(PATIENCE_S)
+        while True:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": cursor}
+            request = self._http.build_request("GET", path, params=given, headers=headers)
+            try:
+                answer = self._send(request, stream=True)
+                try:
+                    for message in sse_lines.messages(patience.hearing(answer.iter_lines())):
+                        if message.event == "end":
+                            return
+                        cursor = message.id
+                        yield cursor, message.data
+                finally:
+                    answer.close()
+            except (errors.ClusterError, httpx.TransportError) as error:
+                patience.lose(_unreachable(self.url, error), time.monotonic())
+            else:
+                cut = errors.ClusterError("the API ended the stream before the job was over")
+                patience.lose(cut, time.monotonic())
+            time.sleep(RETRY_S)
+
+
+class Patience:
+    """How long a stream may be away, counted from its first failure after something was last heard of it."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._lost_at: float | None = None
+
+    def hearing(self, lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:  # heartbeats too
+            self._lost_at = None
+            yield line
+
+    def lose(self, error: errors.ClusterError, now: float) -> None:
+        """Raise `error` when it has been too long."""
+        if self._lost_at is None:
+            self._lost_at = now
+        if now - self._lost_at >= self._limit_s:
+            raise error
+
+
+def _error(answer: httpx.Response) -> errors.PhalanxError:
+    try:
+        body = answer.json()
+    except json.JSONDecodeError:
+        body = {}
+    kind = _kinds().get(body.get("reason", ""))
+    if kind is None:
+        kind = errors.UserError if answer.is_client_error else errors.ClusterError
+    said = f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}"
+    detail = body.get("detail") or said
+    return kind(detail, hint=body.get("hint", ""), field=body.get("field", ""))
+
+
+def _kinds() -> dict[str, type[errors.PhalanxError]]:
+    found: dict[str, type[errors.PhalanxError]] = {}
+    pending = [errors.UserError, errors.ClusterError]
+    while pending:
+        kind = pending.pop()
+        found[kind.code] = kind
+        pending.extend(kind.__subclasses__())
+    return found
+
+
+def _unreachable(url: str, error: Exception) -> errors.ClusterError:
+    if isinstance(error, errors.ClusterError):
+        return error
+    return errors.ClusterError(
+        f"the API at {url} does not answer: {error or type(error).__name__}",
+        hint="is it running? 'phalanx up' starts one here; PHALANX_API_URL names another",
+    )
+
+
+def _known_url(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text())["url"])
+    except FileNotFoundError:
+        raise errors.ClusterError(
+            f"no API is known: there is no {path}",
+            hint="'phalanx up' starts one here; PHALANX_API_URL names another",
+        ) from None
+
+
+def _known_token(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        raise errors.Unauthorized(
+            f"there is no token at {path}", hint="set PHALANX_TOKEN to the token of the API"
+        ) from None
+
+
+def _body(value: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except TypeError as error:  # YAML knows dates and sets; a job has neither
+        raise errors.UserError(f"a value of the job can't be JSON: {error}", hint="quote it") from None

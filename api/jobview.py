@@ -1,0 +1,33 @@
+"""A row of the store as the JobView that is answered: adds the clock's share and the place of its folder."""
+
+from __future__ import annotations
+
+from service.contracts.job import Phase
+from service.contracts.status import JobStatus, JobView
+from service.core import goodput
+from service.store.records import JobRow
+
+
+def of(row: JobRow, storage_root: str, now: float) -> JobView:
+    """`now`: Unix seconds, the end of the time that goodput counts for a job that has not ended."""
+    status = JobStatus.model_validate(row.status)
+    end = now if row.ended_at is None else row.ended_at
+    return JobView(
+        uid=row.uid,
+        name=row.name,
+        phase=Phase(row.phase),
+        reason=row.reason,
+        created_at=row.created_at,
+        ended_at=row.ended_at,
+        cancel_requested=row.cancel_requested,
+        goodput=goodput.goodput(status.productive_s, row.created_at, end),
+        storage=folder(row, storage_root),
+        status=status,
+        spec=row.spec,
+    )
+
+
+def folder(row: JobRow, storage_root: str) -> str:
+    """`{root}/{uid}`: the root the job asked for, or the service's own."""
+    root = row.spec.get("checkpoint", {}).get("root") or storage_root
+    return f"{root.rstrip('/')}/{row.uid}"

@@ -1,0 +1,47 @@
+"""What a job has measured and kept: the figures of each step, and its checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from api.door import Given, Uid
+from api.views import Checkpoints, CheckpointView, MetricsPage, StepView
+
+router = APIRouter(prefix="/v1/jobs/{uid}", tags=["figures"])
+
+
+@router.get("/metrics")
+def metrics(
+    given: Given,
+    uid: Uid,
+    after_step: Annotated[int, Query(ge=0, lt=2**53)] = 0,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 5000,
+) -> MetricsPage:
+    """One row a step, as the attempt that did it last measured it. What is not finite is null."""
+    given.store.job(uid)
+    rows = given.store.metrics(uid, after_step, limit)
+    steps = tuple(
+        StepView(**{**row.values, "step": row.step, "attempt": row.attempt, "at": row.at}) for row in rows
+    )
+    return MetricsPage(steps=steps, after_step=steps[-1].step if steps else after_step)
+
+
+@router.get("/checkpoints")
+def checkpoints(given: Given, uid: Uid) -> Checkpoints:
+    """Newest first."""
+    given.store.job(uid)
+    rows = given.store.checkpoints(uid)
+    return Checkpoints(
+        checkpoints=tuple(
+            CheckpointView(
+                step=row.step,
+                attempt=row.attempt,
+                manifest=row.manifest,
+                published_at=row.published_at,
+                rejected=row.rejected,
+            )
+            for row in rows
+        )
+    )

@@ -1,0 +1,116 @@
+"""Jobs: submit, list, look at, cancel."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Header, Query, Request, Response
+from pydantic import GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
+from api import checks, jobview, pages
+from api.door import Door, Given, Uid
+from api.views import JobsPage, Problem
+from service.contracts import errors, job
+from service.contracts.job import JobSpec, Phase
+from service.contracts.status import JobStatus, JobView, Progress
+from service.store.records import JobRow
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+REFUSED: dict[int | str, dict[str, Any]] = {
+    422: {"model": Problem, "description": "what is wrong, and what would work"}
+}
+MISSING: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "there is no such job"}}
+
+
+class _DocumentedAsJobSpec:
+    """The schema shows JobSpec; the body comes through untouched, for `parse_job` says best what is wrong."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(JobSpec.__pydantic_core_schema__)
+
+
+@router.post(
+    "", status_code=201, responses={200: {"model": JobView, "description": "submitted before"}, **REFUSED}
+)
+def submit(
+    given: Given,
+    request: Request,
+    response: Response,
+    body: Annotated[dict[str, Any], _DocumentedAsJobSpec(), Body()],
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> JobView:
+    """Check a job and put it into the queue. The same Idempotency-Key answers the same job."""
+    spec = job.parse_job(body)
+    now = time.time()
+    try:
+        row, created = _submitted(given, spec, idempotency_key, now)
+    except errors.Conflict as error:
+        raise errors.UserError(error.message, hint=error.hint, field="Idempotency-Key") from error
+    response.status_code = 201 if created else 200
+    response.headers["Location"] = f"{request.url.path}/{row.uid}"
+    return jobview.of(row, given.storage_root, now)
+
+
+def _submitted(given: Door, spec: JobSpec, key: str | None, now: float) -> tuple[JobRow, bool]:
+    document = spec.model_dump(mode="json")
+    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    # Before the checks: what was accepted once is answered again, also when it would no longer fit.
+    if key is not None and (known := given.store.submitted(key, digest, now)):
+        return known, False
+    checks.submission(spec, given.store.nodes(), given.roots)
+    return given.store.submit(
+        document,
+        spec.name,
+        uid=f"{spec.name}-{secrets.token_hex(4)}",
+        at=now,
+        status=JobStatus(progress=Progress(steps=spec.train.steps)).model_dump(mode="json"),
+        key=key,
+        digest=digest,
+    )
+
+
+@router.get("", responses=REFUSED)
+def listing(
+    given: Given,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    page: str | None = None,
+    phase: Phase | None = None,
+) -> JobsPage:
+    """Newest first."""
+    after = None if page is None else pages.seq(page)
+    rows = given.store.jobs(after=after, limit=limit + 1, phase=phase)
+    now = time.time()
+    shown = rows[:limit]
+    return JobsPage(
+        jobs=tuple(jobview.of(row, given.storage_root, now) for row in shown),
+        next_page=pages.token(shown[-1].seq) if len(rows) > limit else None,
+    )
+
+
+@router.get("/{uid}", responses=MISSING)
+def one(given: Given, uid: Uid) -> JobView:
+    return jobview.of(given.store.job(uid), given.storage_root, time.time())
+
+
+@router.post(
+    "/{uid}:cancel",
+    status_code=202,
+    responses={409: {"model": Problem, "description": "the job is over"}, **MISSING},
+)
+def cancel(given: Given, uid: Uid) -> JobView:
+    """Ask the controller to end the job and free its slots. Repeating it changes nothing."""
+    phase = Phase(given.store.job(uid).phase)
+    if phase.terminal:
+        raise errors.Conflict(
+            f"job {uid} is over: its phase is {phase}", hint="there is nothing left to cancel"
+        )
+    given.store.request(uid, "cancel", time.time())
+    return jobview.of(given.store.job(uid), given.storage_root, time.time())

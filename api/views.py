@@ -1,0 +1,110 @@
+"""What the API answers besides JobView: the same classes build the answers and read them in the client."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from service.contracts.status import JobView, View
+
+
+class JobsPage(View):
+    """Newest first. `next_page` goes into the query of the next request; None on the last page."""
+
+    jobs: tuple[JobView, ...]
+    next_page: str | None
+
+
+class EventView(View):
+    """One line of a job's event log. `id` grows and is the cursor."""
+
+    id: int
+    job: str
+    at: float
+    type: str
+    reason: str
+    data: dict[str, Any]
+
+
+class EventsPage(View):
+    events: tuple[EventView, ...]
+    after: int  # cursor of the next request
+
+
+class LogLine(View):
+    """One line that a rank wrote. `rank` is None where the line tells of the log itself."""
+
+    at: float
+    attempt: int
+    rank: int | None
+    node: str
+    stream: Literal["out", "err"]
+    text: str
+
+
+class LogsPage(View):
+    lines: tuple[LogLine, ...]
+    after: str  # cursor of the next request
+
+
+class StepView(View):
+    """The figures of one completed step: loss, grad_norm, tokens, step_s and what else was measured."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    step: int
+    attempt: int
+    at: float
+
+
+class MetricsPage(View):
+    steps: tuple[StepView, ...]
+    after_step: int  # cursor of the next request
+
+
+class CheckpointView(View):
+    step: int
+    attempt: int
+    manifest: str
+    published_at: float
+    rejected: str | None  # why it failed its verification
+
+
+class Checkpoints(View):
+    """Newest first."""
+
+    checkpoints: tuple[CheckpointView, ...]
+
+
+class NodeView(View):
+    """One node as the controller last saw it."""
+
+    id: str
+    name: str
+    slots: int
+    rack: str
+    zone: str
+    device: str
+    address: str
+    seen_at: float
+
+
+class Nodes(View):
+    nodes: tuple[NodeView, ...]
+
+
+class Health(View):
+    status: Literal["ok"] = "ok"
+
+
+class Problem(View):
+    """RFC 9457, with `reason` (published code), `hint` (what would work) and `field` (the input at fault)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    reason: str
+    hint: str = ""
+    field: str = ""

@@ -1,0 +1,46 @@
+"""Metrics, checkpoints and nodes as they are told."""
+
+from __future__ import annotations
+
+import httpx
+
+from service.store.records import CheckpointRow, MetricRow
+from tests.api.world import World
+
+
+def test_metrics_go_by_step_and_by_page(http: httpx.Client, world: World) -> None:
+    uid = world.submit().uid
+    rows = [MetricRow(uid, step, 1, float(step), {"loss": 6.0 - step, "tokens": 512}) for step in (1, 2, 3)]
+    world.commit(metrics=rows)
+    world.commit(metrics=[MetricRow(uid, 3, 2, 9.0, {"loss": float("nan"), "tokens": 512})])
+    page = http.get(f"/v1/jobs/{uid}/metrics").json()
+    assert page["steps"][0] == {"step": 1, "attempt": 1, "at": 1.0, "loss": 5.0, "tokens": 512}
+    assert page["steps"][2] == {"step": 3, "attempt": 2, "at": 9.0, "loss": None, "tokens": 512}
+    rest = http.get(f"/v1/jobs/{uid}/metrics", params={"after_step": 1, "limit": 1}).json()
+    assert (rest["steps"], rest["after_step"]) == (page["steps"][1:2], 2)
+    with world.client() as client:
+        assert [(row.step, row.loss) for row in client.metrics(uid)] == [(1, 5.0), (2, 4.0), (3, None)]
+
+
+def test_checkpoints_are_told_newest_first_with_why_one_was_rejected(world: World) -> None:
+    uid = world.submit().uid
+    world.commit(
+        checkpoints=[
+            CheckpointRow(uid, 10, 1, "checkpoints/10/m.json", 1.0),
+            CheckpointRow(uid, 20, 2, "checkpoints/20/m.json", 2.0, "checksum of block 3"),
+        ]
+    )
+    with world.client() as client:
+        found = client.checkpoints(uid)
+    assert [(row.step, row.attempt, row.rejected) for row in found] == [
+        (20, 2, "checksum of block 3"),
+        (10, 1, None),
+    ]
+
+
+def test_nodes(world: World) -> None:
+    with world.client() as client, world.fleet(4, 2):
+        assert [(node.name, node.slots, node.device) for node in client.nodes()] == [
+            ("n1", 4, "cpu"),
+            ("n2", 2, "cpu"),
+        ]
