@@ -1,4 +1,4 @@
-"""What the core remembers: jobs, and the fleet they stand on. Plain frozen values; changed by `dataclasses.replace`."""
+"""What the core remembers: jobs, and the fleet they stand on. Frozen; changed by `dataclasses.replace`."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class Job:
     stopping: bool = False  # StopGang was ordered for the held placement
     ending: Phase | None = None  # terminal phase to enter once the slots are free
     not_before: float = 0.0  # back-off: no new attempt earlier
+    refusals: int = 0  # in a row, since a gang last started
 
     step: int = 0  # last completed by the current attempt
     high_step: int = 0  # highest ever completed
@@ -80,6 +81,7 @@ class Job:
     loss_first: float | None = None
     productive_s: float = 0.0  # own time of each step, counted once
     tokens_per_s: float | None = None  # of the newest step
+    step_s: float | None = None  # own time of recent steps, smoothed
     progress_at: float = 0.0  # last sign of progress of the current attempt
     resumed_step: int | None = None  # where the current attempt continued
     started_at: float | None = None  # first step ever completed
@@ -101,4 +103,4 @@ class State:
     """All jobs that are not terminal (terminal ones may linger and hold nothing), and the fleet."""
 
     jobs: Mapping[str, Job] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
-    fleet: Fleet = Fleet()
+    fleet: Fleet = dataclasses.field(default_factory=Fleet)

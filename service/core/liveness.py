@@ -1,0 +1,48 @@
+"""How long an attempt may show no progress in each phase. Knows times only: an answer is no progress."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from service.contracts.events import Fault
+from service.contracts.job import Phase
+from service.core.state import Job
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds."""
+
+    placing_s: float = 120.0
+    starting_s: float = 180.0
+    step_s: float = 60.0
+    step_factor: float = 20.0  # times a recent step, where that is longer than step_s
+    saving_s: float = 600.0  # after the last step: the last checkpoint
+
+
+DEFAULT = Limits()
+
+
+def limit(phase: Phase, job: Job, limits: Limits = DEFAULT) -> float:
+    """Seconds without progress after which the attempt is broken; infinite where nothing of it runs."""
+    if phase is Phase.PLACING:
+        return limits.placing_s
+    if phase is Phase.STARTING:
+        return limits.starting_s
+    if phase is not Phase.RUNNING:
+        return math.inf
+    learned = max(limits.step_s, limits.step_factor * (job.step_s or 0.0))
+    return max(learned, limits.saving_s) if job.step >= job.spec.train.steps else learned
+
+
+def overdue(job: Job, at: float, limits: Limits = DEFAULT) -> Fault | None:
+    """The fault of an attempt that has shown no progress for too long."""
+    allowed, silent = limit(job.phase, job, limits), at - job.progress_at
+    if silent <= allowed:
+        return None
+    # The first line is the same each time, so that a repeated hang is recognised.
+    numbers = f"{silent:.1f} s since the last progress; the limit is {allowed:.1f} s"
+    if job.phase is Phase.RUNNING:
+        return Fault("hang", f"no progress within the limit of a step\n{numbers}", step=job.step)
+    return Fault("start_failed", f"no progress within the limit of {job.phase}\n{numbers}", step=job.step)

@@ -1,0 +1,205 @@
+"""The state machine of a job, as a table, and the one entrance of the core: `decide`.
+
+    queued      has no gang; waits for slots
+    placing     StartGang is ordered; its slots are held
+    starting    every rank has its process; they load and make their first step
+    running     steps complete
+    recovering  the attempt broke. StopGang is ordered; once the slots are free, waits for its turn like a
+                queued job, but before all of those
+    finishing   the outcome is known (`ending`); StopGang is ordered, the slots are not free yet
+    cancelling  as finishing, by request
+    succeeded, failed, cancelled   over; nothing is held
+
+An event finds its rule by (phase, event type). A pair that is expected and means nothing is in IGNORED,
+with why. Any other pair is a broken promise of the runtime and raises IllegalTransition: a refused attempt
+that shows life, a gang that stopped without an order. Two rules come before the table: an event of a job
+that is not known is dropped (it was terminal, and forgotten), and so is a gang event of any attempt but the
+job's newest.
+
+FleetObserved and Ticked go to every job. After every event the scheduling pass offers free slots to the
+waiting jobs, in the order of `queue`; what it finds comes to the table as SlotsFound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from service.contracts import events
+from service.contracts.errors import PhalanxError, PlacementRefused
+from service.contracts.job import Phase
+from service.core import liveness, placement, queue, rules
+from service.core.commands import Command, Decision, Record
+from service.core.liveness import Limits
+from service.core.plan import search
+from service.core.rules import Outcome, SlotsFound
+from service.core.state import Job, State
+
+QUEUED, PLACING, STARTING, RUNNING = Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING
+RECOVERING, FINISHING, CANCELLING = Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
+SUCCEEDED, FAILED, CANCELLED = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
+
+LIVE = (QUEUED, PLACING, STARTING, RUNNING, RECOVERING, FINISHING, CANCELLING)
+GANG = (PLACING, STARTING, RUNNING)  # a gang works, or is about to
+STOPPING = (RECOVERING, FINISHING, CANCELLING)
+TERMINAL = (SUCCEEDED, FAILED, CANCELLED)
+
+FREED = (events.GangStopped, events.GangRefused)  # each says that nothing of the attempt holds a slot
+LATE = (events.GangStarted, events.GangResumed, events.GangFaulted, events.GangFinished)
+
+Pair = tuple[Phase | None, type]
+
+
+class IllegalTransition(PhalanxError):
+    """An event that can't happen in this phase."""
+
+    code = "illegal_transition"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+    apply: Callable[[Any, Any, Limits], Outcome]
+    targets: tuple[Phase, ...] = ()  # phases it may lead to, besides the one it is in
+
+
+TABLE: Mapping[Pair, Rule] = MappingProxyType({
+    (None, events.JobSubmitted): Rule(rules.submitted, (QUEUED,)),
+    (QUEUED, SlotsFound): Rule(rules.placed, (PLACING,)),
+    (RECOVERING, SlotsFound): Rule(rules.placed, (PLACING,)),
+    (PLACING, events.GangStarted): Rule(rules.started, (STARTING,)),
+    (PLACING, events.GangRefused): Rule(rules.refused, (QUEUED, RECOVERING)),
+    **{(phase, events.StepsCompleted): Rule(rules.stepped, (RUNNING,)) for phase in (PLACING, STARTING)},
+    (RUNNING, events.StepsCompleted): Rule(rules.stepped),
+    **{(phase, events.StepsCompleted): Rule(rules.stepped) for phase in STOPPING},
+    **{(phase, events.GangResumed): Rule(rules.resumed) for phase in (PLACING, STARTING)},
+    **{(phase, events.GangFinished): Rule(rules.finished, (FINISHING,)) for phase in GANG},
+    **{(phase, events.GangFaulted): Rule(rules.faulted, (RECOVERING, FINISHING)) for phase in GANG},
+    **{(phase, events.FleetObserved): Rule(rules.fleet_observed, (RECOVERING, FINISHING)) for phase in GANG},
+    **{(phase, events.Ticked): Rule(rules.ticked, (RECOVERING, FINISHING)) for phase in GANG},
+    (QUEUED, events.CancelRequested): Rule(rules.cancelled, (CANCELLED,)),
+    **{(phase, events.CancelRequested): Rule(rules.cancelled, (CANCELLING,)) for phase in GANG},
+    (RECOVERING, events.CancelRequested): Rule(rules.cancelled, (CANCELLING, CANCELLED)),
+    **{(RECOVERING, kind): Rule(rules.freed) for kind in FREED},
+    **{(FINISHING, kind): Rule(rules.freed, (SUCCEEDED, FAILED)) for kind in FREED},
+    **{(CANCELLING, kind): Rule(rules.freed, (CANCELLED,)) for kind in FREED},
+    **{(phase, events.CheckpointPublished): Rule(rules.published) for phase in LIVE},
+    **{(phase, events.CheckpointRejected): Rule(rules.rejected) for phase in LIVE},
+    **{(phase, events.SaveFailed): Rule(rules.save_failed) for phase in LIVE},
+})  # fmt: skip
+
+IGNORED: Mapping[Pair, str] = MappingProxyType({
+    **{(phase, events.JobSubmitted): "submitted twice is submitted once" for phase in Phase},
+    **{(phase, events.FleetObserved): "no gang to lose" for phase in Phase if phase not in GANG},
+    **{(phase, events.Ticked): "nothing whose progress is awaited" for phase in Phase if phase not in GANG},
+    **{(phase, events.GangStarted): "an adopted gang says it again" for phase in (STARTING, RUNNING)},
+    (RUNNING, events.GangResumed): "the first completed step has told it",
+    **{(phase, kind): "the attempt is being stopped" for phase in STOPPING for kind in LATE},
+    (QUEUED, events.GangFaulted): "the attempt was refused; nothing is left to break",
+    (QUEUED, events.GangStopped): "the attempt was refused; its slots are free already",
+    (QUEUED, events.GangRefused): "refused twice is refused once",
+    (FINISHING, events.CancelRequested): "too late: the outcome is known",
+    (CANCELLING, events.CancelRequested): "cancelled twice is cancelled once",
+    **{(phase, kind): "the job is over and holds nothing"
+       for phase in TERMINAL for kind in (events.CancelRequested, *typing.get_args(events.GangEvent))},
+})  # fmt: skip
+
+
+def decide(state: State, event: events.Event, limits: Limits = liveness.DEFAULT) -> Decision:
+    """The state after `event`, what is to be done, and the log rows that say why; or IllegalTransition."""
+    turn = _Turn(state, event.at, limits)
+    if isinstance(event, events.FleetObserved):
+        turn.fleet = event.fleet
+    if isinstance(event, events.FleetObserved | events.Ticked):
+        for job in sorted(state.jobs.values(), key=lambda job: job.seq):
+            turn.tell(job, event)
+    else:
+        _address(turn, event)
+    _schedule(turn)
+    return turn.decision()
+
+
+class _Turn:
+    """What one event has changed so far."""
+
+    def __init__(self, state: State, at: float, limits: Limits) -> None:
+        self.jobs, self.fleet, self.at, self.limits = dict(state.jobs), state.fleet, at, limits
+        self.commands: list[Command] = []
+        self.records: list[Record] = []
+
+    def tell(self, job: Job | None, event: events.Event | SlotsFound) -> None:
+        pair = (job.phase if job else None, type(event))
+        rule = TABLE.get(pair)
+        if rule is not None:
+            self.take(rule.apply(job, event, self.limits))
+        elif pair not in IGNORED:
+            uid = job.uid if job else getattr(event, "uid", "no job")
+            raise IllegalTransition(
+                f"{type(event).__name__} can't happen to job {uid} in phase {job.phase if job else 'none'}",
+                hint="a pair of phase and event belongs in TABLE or, with why, in IGNORED",
+            )
+
+    def take(self, outcome: Outcome) -> None:
+        self.jobs[outcome.job.uid] = outcome.job
+        self.commands += outcome.commands
+        self.records += outcome.records
+
+    def decision(self) -> Decision:
+        state = State(MappingProxyType(self.jobs), self.fleet)
+        return Decision(state, tuple(self.commands), tuple(self.records))
+
+
+def _address(turn: _Turn, event: events.JobEvent) -> None:
+    """Tell the job that the event names, unless it is forgotten or the message late."""
+    job = turn.jobs.get(event.uid)
+    if job is None and not isinstance(event, events.JobSubmitted):
+        return
+    if isinstance(event, events.GangEvent) and job is not None and event.attempt != job.attempt:
+        return
+    turn.tell(job, event)
+
+
+def _schedule(turn: _Turn) -> None:
+    """Offer free slots in order; the first job that can't have its gang now holds up the others."""
+    head: Job | None = None
+    for job in queue.order(turn.jobs.values()):
+        if head is not None:
+            if job.placement is None and turn.at >= job.not_before:
+                turn.take(rules.waiting(job, queue.behind(head), turn.at))
+        elif job.placement is not None or turn.at < job.not_before:
+            head = job  # its reason says so already
+        elif refusal := _offer(turn, job):
+            turn.take(rules.waiting(job, refusal, turn.at))
+            head = job
+
+
+def _offer(turn: _Turn, job: Job) -> str | None:
+    """Place the job, or say why not."""
+    lack = queue.shortage(job, turn.jobs.values(), turn.fleet)
+    if lack is not None:
+        return lack
+    resources, taken = job.spec.resources, queue.taken(turn.jobs.values())
+    try:
+        layout, why = search.choose(job.spec, turn.fleet)
+        slots = placement.place(layout, turn.fleet, taken, job.spec.placement, resources.device)
+    except PlacementRefused as refused:
+        return refused.message
+    turn.tell(job, SlotsFound(job.uid, layout, slots, why, turn.at))
+    return None
+
+
+def edges() -> dict[tuple[Phase | None, Phase], list[str]]:
+    """Names of the events on each edge from phase to phase, in table order; None is before submission."""
+    found: dict[tuple[Phase | None, Phase], list[str]] = {}
+    for (phase, kind), rule in TABLE.items():
+        for target in rule.targets:
+            found.setdefault((phase, target), []).append(kind.__name__)
+    return found
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram."""
+    lines = [f"    {start or '[*]'} --> {end}: {', '.join(kinds)}" for (start, end), kinds in edges().items()]
+    return "\n".join(["stateDiagram-v2", *lines, *(f"    {phase} --> [*]" for phase in TERMINAL)])

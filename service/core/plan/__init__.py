@@ -1,0 +1,1 @@
+"""Chooses a layout for a job. Pure: a spec and a fleet in, a layout and a reason out."""

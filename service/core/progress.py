@@ -1,0 +1,69 @@
+"""What a job has done: where its attempt continued, and its steps, each counted once over all attempts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from service.contracts.events import Step
+from service.core import incidents
+from service.core.state import Job
+
+SMOOTHING = 0.2  # weight of the newest step in the time of recent ones
+
+
+def resumed(job: Job, step: int, at: float) -> Job:
+    """The attempt continues after `step`."""
+    return dataclasses.replace(
+        job,
+        step=step,
+        resumed_step=step,
+        progress_at=max(job.progress_at, at),
+        incidents=incidents.settled(job.incidents, step),
+    )
+
+
+def completed(job: Job, steps: Sequence[Step], at: float) -> Job:
+    """The attempt completed `steps`, in order. A step that was completed before counts no more."""
+    if job.resumed_step is None:  # the report of the resume was lost or is late
+        job = resumed(job, steps[0].step - 1, at)
+    new = list(_new(steps, job.high_step))
+    last = steps[-1]
+    job = dataclasses.replace(
+        job,
+        step=max(job.step, last.step),
+        loss=last.loss if math.isfinite(last.loss) else None,
+        tokens_per_s=last.tokens / last.step_s if last.step_s > 0 else job.tokens_per_s,
+        step_s=_smoothed(job.step_s, steps),
+        progress_at=max(job.progress_at, min(last.at, at)),
+    )
+    job = dataclasses.replace(job, incidents=incidents.caught_up(job.incidents, job.attempt, job.step))
+    return _counted(job, new) if new else job
+
+
+def _counted(job: Job, new: Sequence[Step]) -> Job:
+    first, last = new[0], new[-1]
+    return dataclasses.replace(
+        job,
+        high_step=last.step,
+        samples=last.samples,
+        tokens=job.tokens + sum(step.tokens for step in new),
+        productive_s=job.productive_s + sum(step.step_s for step in new),
+        loss_first=first.loss if job.started_at is None and math.isfinite(first.loss) else job.loss_first,
+        started_at=first.at if job.started_at is None else job.started_at,
+        incidents=incidents.closed(job.incidents, job.attempt, first.at),
+    )
+
+
+def _new(steps: Sequence[Step], high: int) -> Iterator[Step]:
+    for step in steps:
+        if step.step > high:
+            high = step.step
+            yield step
+
+
+def _smoothed(recent: float | None, steps: Sequence[Step]) -> float:
+    for step in steps:
+        recent = step.step_s if recent is None else recent + SMOOTHING * (step.step_s - recent)
+    return recent or 0.0

@@ -1,0 +1,57 @@
+"""Who is next and why the others wait: recovering jobs first, then by submission, never past the head.
+
+Knows no layout and no topology: it counts slots. A job that can't be placed holds up all behind it, so that
+a large job is not starved by small ones, and a broken one finds its slots again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from service.contracts.cluster import Fleet
+from service.contracts.job import Phase
+from service.core.state import Job
+
+NAMED_HOLDERS = 3
+
+
+def order(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that want a gang, next first. Those whose old gang still stops keep their place."""
+    waiting = (job for job in jobs if job.phase in (Phase.QUEUED, Phase.RECOVERING))
+    return sorted(waiting, key=lambda job: (job.phase is not Phase.RECOVERING, job.seq))
+
+
+def taken(jobs: Iterable[Job]) -> set[tuple[str, int]]:
+    """(node id, device index) of every slot that is held."""
+    return {(slot.node, slot.index) for job in jobs if job.placement for slot in job.placement.slots}
+
+
+def shortage(job: Job, jobs: Iterable[Job], fleet: Fleet) -> str | None:
+    """Why there are too few free slots for `job`, with counts; None when there are enough."""
+    need, device = job.spec.resources.slots, job.spec.resources.device
+    alive = {node.id: node for node in fleet.nodes if node.device == device}
+    total = sum(node.slots for node in alive.values())
+    held: Counter[str] = Counter()
+    for other in jobs:
+        if other.placement:
+            held[other.spec.name] += sum(slot.node in alive for slot in other.placement.slots)
+    free = total - held.total()
+    if need <= free:
+        return None
+    if not total:
+        return f"needs {need} slots; the fleet has no {device} node"
+    return f"needs {need} slots; {free} of {total} are free{_holders(held)}"
+
+
+def behind(head: Job) -> str:
+    """Why a job waits that is not at the head."""
+    return f"waits behind {head.spec.name}, which comes first and needs {head.spec.resources.slots} slots"
+
+
+def _holders(held: Counter[str]) -> str:
+    ranked = sorted((-count, name) for name, count in held.items() if count)
+    parts = [f"{-count} by {name}" for count, name in ranked[:NAMED_HOLDERS]]
+    if rest := ranked[NAMED_HOLDERS:]:
+        parts.append(f"{-sum(count for count, _ in rest)} by {len(rest)} more")
+    return f", {', '.join(parts).replace(' by ', ' held by ', 1)}" if parts else ""

@@ -1,0 +1,119 @@
+"""Whether and when a broken attempt is followed by another, and what it is charged to. Knows no slots.
+
+One fault breaks many ranks within milliseconds: a lost node kills processes, and their peers see broken
+sockets. Of all evidence of one moment the root is judged, not its echoes. Each cause has its own budget
+within a window; the same root at the same step three times is no progress, whatever the budget has left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from service.contracts.events import Fault, FaultKind
+from service.contracts.job import Cause
+from service.core.state import Job
+
+Charges = tuple[tuple[Cause, float], ...]
+
+WINDOW_S = 3600.0
+BACKOFF_MAX_S = 60.0
+SAME_ROOT_LIMIT = 3
+
+ROOTS: tuple[FaultKind, ...] = (
+    "node_lost", "process_died", "gang_lost", "hang", "start_failed", "numeric", "user", "peer"
+)  # fmt: skip
+"""From root to echo. A rank whose peer died may raise anything: process_died is before user."""
+
+CAUSES: dict[FaultKind, Cause] = {
+    "node_lost": Cause.INFRASTRUCTURE,
+    "process_died": Cause.INFRASTRUCTURE,
+    "gang_lost": Cause.INFRASTRUCTURE,
+    "start_failed": Cause.INFRASTRUCTURE,
+    "peer": Cause.INFRASTRUCTURE,
+    "hang": Cause.HANG,
+    "numeric": Cause.USER_ERROR,
+    "user": Cause.USER_ERROR,
+}
+
+SILENT: frozenset[FaultKind] = frozenset({"node_lost", "gang_lost", "hang", "start_failed"})
+"""Nobody tells these when they happen; they are noticed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    restart: bool
+    cause: Cause
+    root: Fault
+    not_before: float  # of the next attempt
+    reason: str
+
+
+def blame(faults: Sequence[Fault]) -> Fault:
+    """The root among its echoes; of equals the first."""
+    return min(faults, key=lambda fault: ROOTS.index(fault.kind))
+
+
+def cause_of(fault: Fault) -> Cause:
+    return CAUSES[fault.kind]
+
+
+def judge(job: Job, faults: Sequence[Fault], at: float) -> Verdict:
+    """The verdict on the attempt that `faults` broke at `at`, this fault's charge included."""
+    root = blame(faults)
+    cause = cause_of(root)
+    budget = job.spec.budgets.of(cause)
+    spent = 1 + sum(charged is cause for charged, _ in _recent(job.charges, at))
+    same = 1 + _known(job).count(_key(root, job.step))
+    what = _sentence(root, job)
+    if same >= SAME_ROOT_LIMIT:
+        return Verdict(False, cause, root, at, f"no_progress: {same} times at the same step: {what}")
+    if 0 <= budget < spent:
+        reason = f"{what}; {cause} fault {spent} within an hour, the budget is {budget}"
+        return Verdict(False, cause, root, at, reason)
+    wait = backoff(cause, sum(old.recover_s is None for old in job.incidents))
+    when = f"after {wait:g} s" if wait else "at once"
+    bound = f"of {budget} " if budget >= 0 else ""
+    reason = f"{what}; restarts {when}, {cause} fault {spent} {bound}within an hour"
+    return Verdict(True, cause, root, at + wait, reason)
+
+
+def backoff(cause: Cause, before: int) -> float:
+    """Seconds to wait after `before` other faults since the last new step. The user's first is not free."""
+    if cause is Cause.USER_ERROR:
+        before += 1
+    return min(BACKOFF_MAX_S, 2.0 ** min(before - 1, 10)) if before else 0.0
+
+
+def charge(charges: Charges, cause: Cause, at: float) -> Charges:
+    """The charges with one more, and without those that no longer count."""
+    return (*_recent(charges, at), (cause, at))
+
+
+def faulted_at(root: Fault, progress_at: float, at: float) -> float:
+    """When it happened. A silent fault is dated as early as it may have been: no recovery is flattered."""
+    return min(progress_at, at) if root.kind in SILENT else at
+
+
+def first_line(message: str) -> str:
+    return next(iter(message.strip().splitlines()), "")[:200]
+
+
+def _recent(charges: Charges, at: float) -> Charges:
+    return tuple(entry for entry in charges if at - entry[1] < WINDOW_S)
+
+
+def _known(job: Job) -> list[tuple[str, str, int]]:
+    return [_key(blame(incident.faults), incident.step) for incident in job.incidents if incident.faults]
+
+
+def _key(root: Fault, step: int) -> tuple[str, str, int]:
+    """What makes two faults the same. The rank knows its step best; the core's count may lag."""
+    return root.kind, first_line(root.message), root.step or step
+
+
+def _sentence(root: Fault, job: Job) -> str:
+    rank = f" on rank {root.rank}" if root.rank is not None else ""
+    node = f" on {root.node}" if root.node else ""
+    message = first_line(root.message)
+    return f"{root.kind}{rank}{node} after step {job.step}" + (f": {message}" if message else "")

@@ -1,0 +1,284 @@
+"""What each event does to one job. A rule takes job, event and limits; the table says which applies.
+
+Knows one job at a time: no queue, and no slots but the job's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.contracts import events
+from service.contracts.job import Phase
+from service.core import incidents, liveness, progress, recovery
+from service.core.commands import Command, Record, StartGang, StopGang
+from service.core.goodput import goodput
+from service.core.liveness import Limits
+from service.core.state import Incident, Job, Placement
+from workers.spec import ParallelLayout
+
+REFUSED_BACKOFF_MAX_S = 60.0
+NAMED_NODES = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotsFound:
+    """The scheduling pass found a place for the job. The one event that the core itself makes."""
+
+    uid: str
+    layout: ParallelLayout
+    placement: Placement
+    why: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    job: Job
+    commands: tuple[Command, ...] = ()
+    records: tuple[Record, ...] = ()
+
+
+def submitted(_: None, event: events.JobSubmitted, limits: Limits) -> Outcome:
+    job = Job(uid=event.uid, seq=event.seq, spec=event.spec, submitted_at=event.at, phase_since=event.at)
+    reason = f"submitted, wants {event.spec.resources.slots} {event.spec.resources.device} slots"
+    return _move(job, Phase.QUEUED, "JobQueued", reason, event.at)
+
+
+def placed(job: Job, event: SlotsFound, limits: Limits) -> Outcome:
+    attempt = job.attempt + 1
+    reason = f"attempt {attempt} is placed on {_where(event.placement)}; {event.why}"
+    start = StartGang(job.uid, attempt, event.layout, event.placement, job.rejected, reason)
+    return _move(
+        job,
+        Phase.PLACING,
+        "GangPlaced",
+        reason,
+        event.at,
+        (start,),
+        {"layout": str(event.layout)},
+        attempt=attempt,
+        layout=event.layout,
+        placement=event.placement,
+        resumed_step=None,
+        progress_at=event.at,
+    )
+
+
+def started(job: Job, event: events.GangStarted, limits: Limits) -> Outcome:
+    took = event.at - job.phase_since
+    reason = f"attempt {job.attempt} has its {len(_slots(job))} ranks {took:.1f} s after it was placed"
+    return _move(job, Phase.STARTING, "JobStarted", reason, event.at, progress_at=event.at, refusals=0)
+
+
+def refused(job: Job, event: events.GangRefused, limits: Limits) -> Outcome:
+    wait = min(REFUSED_BACKOFF_MAX_S, 2.0 ** min(job.refusals, 10))
+    phase = Phase.RECOVERING if job.started_at is not None or job.incidents else Phase.QUEUED
+    reason = f"attempt {job.attempt} was refused: {event.reason}; tries again after {wait:g} s"
+    return _move(
+        job,
+        phase,
+        "GangRefused",
+        reason,
+        event.at,
+        placement=None,
+        stopping=False,
+        not_before=event.at + wait,
+        refusals=job.refusals + 1,
+    )
+
+
+def resumed(job: Job, event: events.GangResumed, limits: Limits) -> Outcome:
+    source = event.manifest or ("memory" if event.step else "the seed")
+    reason = f"attempt {job.attempt} continues after step {event.step} from {source}"
+    data = {"step": event.step, "manifest": event.manifest}
+    record = _record(job, "GangResumed", reason, event.at, data)
+    return Outcome(progress.resumed(job, event.step, event.at), (), (record,))
+
+
+def stepped(job: Job, event: events.StepsCompleted, limits: Limits) -> Outcome:
+    """Also of an attempt that is being stopped: its steps are completed, and count."""
+    after = progress.completed(job, event.steps, event.at)
+    over = _closed(job, after, event.at)
+    if job.phase not in (Phase.PLACING, Phase.STARTING):
+        return Outcome(after, (), over)
+    first = event.steps[0]
+    reason = f"attempt {job.attempt} completed step {first.step} of {job.spec.train.steps}"
+    running = _move(after, Phase.RUNNING, "JobRunning", reason, event.at, data={"step": first.step})
+    return Outcome(running.job, (), running.records + over)
+
+
+def faulted(job: Job, event: events.GangFaulted, limits: Limits) -> Outcome:
+    return _broken(job, event.faults, event.at)
+
+
+def fleet_observed(job: Job, event: events.FleetObserved, limits: Limits) -> Outcome:
+    alive = {node.id for node in event.fleet.nodes}
+    gone = dict.fromkeys((slot.node, slot.name) for slot in _slots(job) if slot.node not in alive)
+    faults = [_node_lost(name, job.step) for _, name in gone]
+    return _broken(job, faults, event.at) if faults else Outcome(job)
+
+
+def ticked(job: Job, event: events.Ticked, limits: Limits) -> Outcome:
+    fault = liveness.overdue(job, event.at, limits)
+    return _broken(job, [fault], event.at) if fault else Outcome(job)
+
+
+def finished(job: Job, event: events.GangFinished, limits: Limits) -> Outcome:
+    reason = f"attempt {job.attempt} completed all {job.spec.train.steps} steps and its last checkpoint"
+    after = job
+    if job.resumed_step is None:  # it went from loading to its end: nothing was left to do
+        after = progress.resumed(job, job.spec.train.steps, event.at)
+    after = dataclasses.replace(after, incidents=incidents.closed(after.incidents, job.attempt, event.at))
+    moved = _move(
+        after,
+        Phase.FINISHING,
+        "JobFinishing",
+        reason,
+        event.at,
+        _stop(job, reason),
+        stopping=True,
+        ending=Phase.SUCCEEDED,
+    )
+    return dataclasses.replace(moved, records=moved.records + _closed(job, after, event.at))
+
+
+def freed(job: Job, event: events.GangStopped | events.GangRefused, limits: Limits) -> Outcome:
+    """The slots of an attempt that was being stopped are free. Said twice is said once."""
+    if job.placement is None:
+        return Outcome(job)
+    after = dataclasses.replace(job, placement=None, stopping=False)
+    if job.ending is not None:
+        return _ended(after, job.ending, event.at)
+    reason = f"attempt {job.attempt} has stopped and its {len(_slots(job))} slots are free"
+    return Outcome(after, (), (_record(job, "GangStopped", reason, event.at),))
+
+
+def cancelled(job: Job, event: events.CancelRequested, limits: Limits) -> Outcome:
+    if job.placement is None:
+        return _ended(job, Phase.CANCELLED, event.at)
+    reason = f"cancel requested after step {job.step}; waits until its {len(_slots(job))} slots are free"
+    return _move(
+        job,
+        Phase.CANCELLING,
+        "JobCancelling",
+        reason,
+        event.at,
+        _stop(job, reason),
+        stopping=True,
+        ending=Phase.CANCELLED,
+    )
+
+
+def published(job: Job, event: events.CheckpointPublished, limits: Limits) -> Outcome:
+    reason = f"checkpoint of step {event.step} is published"
+    data = {"step": event.step, "manifest": event.manifest}
+    record = _record(job, "CheckpointPublished", reason, event.at, data)
+    after = dataclasses.replace(job, checkpoint_step=event.step, checkpoint=event.manifest)
+    return Outcome(after, (), (record,))
+
+
+def rejected(job: Job, event: events.CheckpointRejected, limits: Limits) -> Outcome:
+    if event.manifest in job.rejected:
+        return Outcome(job)
+    reason = f"checkpoint {event.manifest} is never tried again: {event.reason}"
+    record = _record(job, "CheckpointRejected", reason, event.at, {"manifest": event.manifest})
+    after = dataclasses.replace(job, rejected=(*job.rejected, event.manifest))
+    if event.manifest == job.checkpoint:  # which older one is good, the next resume finds out
+        after = dataclasses.replace(after, checkpoint=None, checkpoint_step=None)
+    return Outcome(after, (), (record,))
+
+
+def save_failed(job: Job, event: events.SaveFailed, limits: Limits) -> Outcome:
+    reason = f"checkpoint of step {event.step} could not be written, training goes on: {event.reason}"
+    return Outcome(job, (), (_record(job, "SaveFailed", reason, event.at, {"step": event.step}),))
+
+
+def waiting(job: Job, reason: str, at: float) -> Outcome:
+    """Why the job still has no gang; said once, until it changes."""
+    if reason == job.reason:
+        return Outcome(job)
+    return Outcome(dataclasses.replace(job, reason=reason), (), (_record(job, "JobWaiting", reason, at),))
+
+
+def _node_lost(name: str, step: int) -> events.Fault:
+    return events.Fault("node_lost", f"node {name} is gone from the fleet", node=name, step=step)
+
+
+def _broken(job: Job, faults: Sequence[events.Fault], at: float) -> Outcome:
+    verdict = recovery.judge(job, faults, at)
+    incident = incidents.opened(job, verdict, faults, at)
+    return _move(
+        job,
+        Phase.RECOVERING if verdict.restart else Phase.FINISHING,
+        "IncidentOpened",
+        verdict.reason,
+        at,
+        _stop(job, verdict.reason),
+        dataclasses.asdict(incident),
+        stopping=True,
+        ending=None if verdict.restart else Phase.FAILED,
+        not_before=verdict.not_before,
+        incidents=(*job.incidents, incident),
+        charges=recovery.charge(job.charges, verdict.cause, at),
+    )
+
+
+def _ended(job: Job, phase: Phase, at: float) -> Outcome:
+    elapsed = at - job.submitted_at
+    reasons = {
+        Phase.SUCCEEDED: f"all {job.spec.train.steps} steps in {elapsed:.1f} s, "
+        f"goodput {goodput(job.productive_s, job.submitted_at, at):.2f}",
+        Phase.FAILED: job.reason,
+        Phase.CANCELLED: f"cancelled after step {job.step} by request; it holds no slots",
+    }
+    return _move(job, phase, f"Job{phase.capitalize()}", reasons[phase], at, ended_at=at)
+
+
+def _closed(before: Job, after: Job, at: float) -> tuple[Record, ...]:
+    """A record of each incident that is over now."""
+    still_open = {incident.number for incident in before.incidents if incident.recover_s is None}
+    over = [i for i in after.incidents if i.number in still_open and i.recover_s is not None]
+    return tuple(_record(after, "IncidentClosed", _recovery(i), at, dataclasses.asdict(i)) for i in over)
+
+
+def _recovery(incident: Incident) -> str:
+    return (
+        f"incident {incident.number} ({incident.kind}) is over {incident.recover_s:.2f} s after the fault; "
+        f"detected in {incident.detect_s:.2f} s, {incident.steps_redone or 0} steps redone"
+    )
+
+
+def _stop(job: Job, reason: str) -> tuple[Command, ...]:
+    return () if job.stopping else (StopGang(job.uid, job.attempt, reason),)
+
+
+def _slots(job: Job) -> tuple[Any, ...]:
+    return job.placement.slots if job.placement else ()
+
+
+def _where(placement: Placement) -> str:
+    names = list(dict.fromkeys(slot.name for slot in placement.slots))
+    more = f" and {len(names) - NAMED_NODES} more" if len(names) > NAMED_NODES else ""
+    return f"{len(names)} node{'s' if len(names) > 1 else ''} ({', '.join(names[:NAMED_NODES])}{more})"
+
+
+def _record(job: Job, kind: str, reason: str, at: float, data: Mapping[str, Any] | None = None) -> Record:
+    where = {"phase": job.phase.value, "attempt": job.attempt}
+    return Record(job.uid, kind, reason, at, {**where, **(data or {})})
+
+
+def _move(
+    job: Job,
+    phase: Phase,
+    kind: str,
+    reason: str,
+    at: float,
+    commands: tuple[Command, ...] = (),
+    data: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Outcome:
+    """Into `phase`, with its reason on the job and in a record."""
+    after = dataclasses.replace(job, phase=phase, reason=reason, phase_since=at, **changes)
+    return Outcome(after, commands, (_record(after, kind, reason, at, data),))

@@ -1,0 +1,41 @@
+"""What is told of a job, made from what the core remembers of it."""
+
+from __future__ import annotations
+
+from service.contracts.job import Phase
+from service.contracts.status import IncidentView, JobStatus, Progress, RankPlace
+from service.core.state import Incident, Job
+
+
+def status(job: Job) -> JobStatus:
+    """All that does not depend on the clock."""
+    slots = job.placement.slots if job.placement else ()
+    return JobStatus(
+        attempt=job.attempt,
+        layout=job.layout,
+        progress=_progress(job),
+        productive_s=job.productive_s,
+        placement=tuple(RankPlace(rank=rank, node=at.name, slot=at.index) for rank, at in enumerate(slots)),
+        incidents=tuple(map(_incident, job.incidents)),
+        checkpoint_step=job.checkpoint_step,
+        checkpoint=job.checkpoint,
+        holds_slots=job.holds_slots,
+    )
+
+
+def _progress(job: Job) -> Progress:
+    running = job.phase is Phase.RUNNING and job.step_s is not None
+    return Progress(
+        step=job.step,
+        steps=job.spec.train.steps,
+        samples=job.samples,
+        tokens=job.tokens,
+        loss=job.loss,
+        loss_first=job.loss_first,
+        tokens_per_s=job.tokens_per_s,
+        eta_s=max(0, job.spec.train.steps - job.step) * (job.step_s or 0.0) if running else None,
+    )
+
+
+def _incident(incident: Incident) -> IncidentView:
+    return IncidentView(**{name: getattr(incident, name) for name in IncidentView.model_fields})

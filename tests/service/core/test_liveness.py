@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from service.contracts.job import Phase
+from service.core import liveness
+from service.core.state import Job
+from tests.service.core import world
+
+
+def job(phase: Phase, step_s: float | None = None, step: int = 5) -> Job:
+    return Job("a", 1, world.spec(), 0.0, phase, step_s=step_s, step=step, progress_at=100.0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step_s", "step", "seconds"),
+    [
+        (Phase.PLACING, None, 0, 120),
+        (Phase.STARTING, None, 0, 180),
+        (Phase.RUNNING, None, 5, 60),
+        (Phase.RUNNING, 0.5, 5, 60),
+        (Phase.RUNNING, 7.0, 5, 140),
+        (Phase.RUNNING, 0.5, 10, 600),  # the last checkpoint
+        *(
+            (phase, 1.0, 5, math.inf)
+            for phase in (Phase.QUEUED, Phase.RECOVERING, Phase.FINISHING, Phase.SUCCEEDED)
+        ),
+    ],
+)
+def test_limit(phase: Phase, step_s: float | None, step: int, seconds: float) -> None:
+    assert liveness.limit(phase, job(phase, step_s, step)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("phase", "at", "kind"),
+    [(Phase.RUNNING, 160.0, None), (Phase.RUNNING, 160.1, "hang"), (Phase.STARTING, 281.0, "start_failed")],
+)
+def test_overdue(phase: Phase, at: float, kind: str | None) -> None:
+    fault = liveness.overdue(job(phase), at)
+    assert (fault.kind if fault else None) == kind
+
+
+def test_a_repeated_hang_has_the_same_first_line() -> None:
+    one, two = (liveness.overdue(job(Phase.RUNNING, step_s), 500.0) for step_s in (1.0, 9.0))
+    assert one is not None
+    assert two is not None
+    assert one.message != two.message
+    assert one.message.splitlines()[0] == two.message.splitlines()[0]

@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import itertools
+import typing
+
+import pytest
+
+from service.contracts import events
+from service.contracts.cluster import Fleet
+from service.contracts.job import Cause, Phase
+from service.core import liveness, machine
+from service.core.commands import StartGang, StopGang
+from tests.service.core import world
+from tests.service.core.world import World
+
+EVENTS = (
+    events.JobSubmitted,
+    events.CancelRequested,
+    *typing.get_args(events.GangEvent),
+    events.FleetObserved,
+    events.Ticked,
+)
+GANG_EVENTS = typing.get_args(events.GangEvent)
+FIELDS = {
+    events.GangRefused: {"reason": "no room"},
+    events.GangResumed: {"step": 4, "manifest": "m4"},
+    events.StepsCompleted: {"steps": (world.step(5, 1000.0),)},
+    events.GangFaulted: {"faults": (events.Fault("process_died", "gone", rank=0),)},
+    events.CheckpointPublished: {"step": 4, "manifest": "m4"},
+    events.CheckpointRejected: {"manifest": "m4", "reason": "checksum"},
+    events.SaveFailed: {"step": 4, "reason": "disk full"},
+}
+Q, PL, ST, RU = Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING
+RE, FI, CA = Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
+OK, BAD, GONE = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
+
+ILLEGAL = {
+    *itertools.product(
+        [Q], [events.GangStarted, events.GangResumed, events.StepsCompleted, events.GangFinished]
+    ),
+    *itertools.product([PL, ST, RU], [events.GangStopped]),
+    *itertools.product([ST, RU], [events.GangRefused]),
+}
+
+
+@pytest.mark.parametrize("pair", list(itertools.product(Phase, EVENTS)), ids=str)
+def test_every_pair_is_ruled_ignored_or_illegal(pair: tuple[Phase, type]) -> None:
+    assert (pair in machine.TABLE) + (pair in machine.IGNORED) + (pair in ILLEGAL) == 1
+
+
+@pytest.mark.parametrize(("phase", "kind"), sorted(ILLEGAL, key=str))
+def test_an_illegal_pair_names_phase_event_and_job(phase: Phase, kind: type) -> None:
+    here = World(world.fleet(1))
+    here.bring(phase)
+    with pytest.raises(
+        machine.IllegalTransition, match=f"{kind.__name__} can't happen to job a in phase {phase}"
+    ):
+        here.gang(kind, **FIELDS.get(kind, {}))
+
+
+@pytest.mark.parametrize(("phase", "kind"), sorted(itertools.product(Phase, GANG_EVENTS), key=str))
+def test_late_messages_of_an_old_attempt_are_dropped(phase: Phase, kind: type) -> None:
+    here = World(world.fleet(1))
+    before = here.bring(phase)
+    decision = here.gang(kind, attempt=before.attempt - 1, **FIELDS.get(kind, {}))
+    assert (here.job(), decision.commands, decision.records) == (before, (), ())
+
+
+STOP, START, NONE = (StopGang,), (StartGang,), ()
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "then", "commands", "record"),
+    [
+        (PL, events.GangStarted, ST, NONE, "JobStarted"),
+        (PL, events.GangRefused, Q, NONE, "GangRefused"),
+        (PL, events.GangResumed, PL, NONE, "GangResumed"),
+        (PL, events.StepsCompleted, RU, NONE, "JobRunning"),
+        (PL, events.GangFaulted, RE, STOP, "IncidentOpened"),
+        (PL, events.GangFinished, FI, STOP, "JobFinishing"),
+        (ST, events.StepsCompleted, RU, NONE, "JobRunning"),
+        (ST, events.GangFaulted, RE, STOP, "IncidentOpened"),
+        (ST, events.GangFinished, FI, STOP, "JobFinishing"),
+        (RU, events.StepsCompleted, RU, NONE, None),
+        (RU, events.GangFaulted, RE, STOP, "IncidentOpened"),
+        (RU, events.GangFinished, FI, STOP, "JobFinishing"),
+        (RU, events.CheckpointPublished, RU, NONE, "CheckpointPublished"),
+        (RU, events.CheckpointRejected, RU, NONE, "CheckpointRejected"),
+        (RU, events.SaveFailed, RU, NONE, "SaveFailed"),
+        (RE, events.GangStopped, PL, START, "GangPlaced"),
+        (RE, events.GangRefused, PL, START, "GangPlaced"),
+        (RE, events.GangFaulted, RE, NONE, None),
+        (RE, events.GangFinished, RE, NONE, None),
+        (RE, events.CheckpointPublished, RE, NONE, "CheckpointPublished"),
+        (FI, events.GangStopped, OK, NONE, "JobSucceeded"),
+        (FI, events.GangRefused, OK, NONE, "JobSucceeded"),
+        (FI, events.CheckpointPublished, FI, NONE, "CheckpointPublished"),
+        (CA, events.GangStopped, GONE, NONE, "JobCancelled"),
+        (CA, events.GangRefused, GONE, NONE, "JobCancelled"),
+        (CA, events.GangFinished, CA, NONE, None),
+        *((phase, kind, phase, NONE, None) for phase in (OK, BAD, GONE) for kind in GANG_EVENTS),
+    ],
+)  # fmt: skip
+def test_gang_events(
+    phase: Phase, kind: type, then: Phase, commands: tuple[type, ...], record: str | None
+) -> None:
+    here = World(world.fleet(1))
+    here.bring(phase)
+    decision = here.gang(kind, **FIELDS.get(kind, {}))
+    assert here.job().phase is then
+    assert tuple(map(type, decision.commands)) == commands
+    assert (decision.records[-1].type if decision.records else None) == record
+
+
+@pytest.mark.parametrize(
+    ("phase", "then", "commands"),
+    [(Q, GONE, NONE), (PL, CA, STOP), (ST, CA, STOP), (RU, CA, STOP), (RE, CA, NONE), (FI, FI, NONE),
+     (CA, CA, NONE), (OK, OK, NONE), (BAD, BAD, NONE), (GONE, GONE, NONE)],
+)  # fmt: skip
+def test_cancel(phase: Phase, then: Phase, commands: tuple[type, ...]) -> None:
+    here = World(world.fleet(1))
+    here.bring(phase)
+    decision = here.cancel()
+    assert here.job().phase is then
+    assert tuple(map(type, decision.commands)) == commands
+
+
+def test_cancel_of_a_recovering_job_without_a_gang_is_immediate() -> None:
+    here = World(world.fleet(1))
+    here.bring(RE)
+    here.observe(Fleet())
+    here.stopped()
+    assert here.job().phase is RE
+    here.cancel()
+    assert here.job().phase is GONE
+    assert here.job().ended_at == here.now
+
+
+@pytest.mark.parametrize("phase", [PL, ST, RU])
+def test_a_node_that_the_gang_stands_on_breaks_it(phase: Phase) -> None:
+    here = World(world.fleet(2))
+    here.bring(phase)
+    assert here.observe(world.without(here.state.fleet, "n1")).records == ()
+    decision = here.observe(Fleet())
+    (incident,) = here.job().incidents
+    assert (incident.kind, incident.node, incident.cause) == ("node_lost", "n0", Cause.INFRASTRUCTURE)
+    assert decision.commands == (StopGang("a", 1, here.job().reason),)
+    assert "node n0 is gone" in here.job().reason
+
+
+@pytest.mark.parametrize(
+    ("phase", "seconds", "kind", "cause"),
+    [
+        (PL, 120, "start_failed", Cause.INFRASTRUCTURE),
+        (ST, 180, "start_failed", Cause.INFRASTRUCTURE),
+        (RU, 60, "hang", Cause.HANG),
+    ],
+)
+def test_an_attempt_without_progress_is_broken(phase: Phase, seconds: float, kind: str, cause: Cause) -> None:
+    here = World(world.fleet(1))
+    here.bring(phase)
+    assert here.tick(seconds).commands == ()
+    here.tick(1)
+    (incident,) = here.job().incidents
+    assert (incident.kind, incident.cause, incident.detect_s) == (kind, cause, seconds + 1)
+    assert incident.faulted_at == here.now - incident.detect_s  # the silence is part of the recovery
+    assert here.job().phase is RE
+
+
+def test_limits_are_given() -> None:
+    here = World(world.fleet(1), liveness.Limits(step_s=1, step_factor=2))
+    here.bring(RU)
+    here.tick(1.5)
+    assert here.job().phase is RE
+
+
+def test_a_recovery_end_to_end() -> None:
+    here = World(world.fleet(2, 1))
+    here.submit(job=world.spec(slots=4))
+    here.start()
+    here.steps(1, 6)
+    here.gang(events.CheckpointPublished, step=4, manifest="m4")
+    here.now += 0.25
+    here.fault()
+    fault_at = here.now
+    assert here.job().reason == (
+        "process_died on rank 1 after step 6: killed by signal 9; "
+        "restarts at once, infrastructure fault 1 of 100 within an hour"
+    )
+    here.now += 1
+    here.stopped()
+    assert here.job().attempt == 2
+    here.start(resumed=4, manifest="m4")
+    here.steps(5, 6)
+    (incident,) = here.job().incidents
+    assert (incident.step, incident.steps_redone, incident.recover_s) == (6, 2, None)
+    decision = here.steps(7, 8)
+    (incident,) = here.job().incidents
+    assert incident.recover_s == here.now - world.STEP_S - fault_at
+    assert incident.detect_s == 0.25
+    assert [record.type for record in decision.records] == ["IncidentClosed"]
+    assert "2 steps redone" in decision.records[0].reason
+    job = here.job()
+    assert (job.step, job.high_step, job.tokens, job.samples) == (8, 8, 8 * 256, 8 * 16)
+    assert job.productive_s == 8 * world.STEP_S
+    here.steps(9, 10)
+    here.gang(events.GangFinished)
+    here.stopped()
+    assert here.job().reason.startswith("all 10 steps in 7.2 s, goodput 0.69")
+    assert [record.type for record in here.records] == [
+        "JobQueued", "GangPlaced", "JobStarted", "GangResumed", "JobRunning", "CheckpointPublished",
+        "IncidentOpened", "GangStopped", "GangPlaced", "JobStarted", "GangResumed", "JobRunning",
+        "IncidentClosed", "JobFinishing", "JobSucceeded",
+    ]  # fmt: skip
+
+
+def test_steps_of_a_broken_attempt_that_were_reported_late_count() -> None:
+    here = World(world.fleet(1))
+    here.bring(RE)
+    here.steps(5, 6)
+    job = here.job()
+    assert (job.phase, job.high_step, job.incidents[0].step) == (RE, 6, 6)
+    assert job.incidents[0].recover_s is None
+    here.stopped()
+    here.start(resumed=5)
+    here.steps(6, 7)
+    assert (here.job().incidents[0].steps_redone, here.job().productive_s) == (1, 7 * world.STEP_S)
+
+
+def test_what_recovery_stops_fails_once_the_slots_are_free() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU, job=world.spec(budgets=(("user_error", 0),)))
+    decision = here.fault("user", "ValueError: bad")
+    assert here.job().phase is FI
+    assert [type(command) for command in decision.commands] == [StopGang]
+    here.cancel()
+    here.stopped()
+    assert here.job().phase is BAD
+    assert here.job().reason == (
+        "user on rank 1 after step 4: ValueError: bad; user_error fault 1 within an hour, the budget is 0"
+    )
+
+
+def test_an_attempt_that_finishes_without_a_step_ends_the_job() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    here.steps(5, 10)
+    here.fault("node_lost", "node n0 is gone")
+    here.stopped()
+    here.start(resumed=10, manifest="m10")
+    here.now += 2
+    here.gang(events.GangFinished)
+    here.stopped()
+    (incident,) = here.job().incidents
+    assert (here.job().phase, incident.steps_redone) == (OK, 0)
+    assert incident.recover_s is not None
+
+
+def test_a_refused_attempt_tries_again_later_each_time_and_goes_where_it_came_from() -> None:
+    here = World(world.fleet(1))
+    here.submit()
+    for wait in (1, 2, 4):
+        here.gang(events.GangRefused, reason="no room")
+        assert here.job().phase is Q
+        assert (
+            here.job().reason
+            == f"attempt {here.job().attempt} was refused: no room; tries again after {wait} s"
+        )
+        assert here.tick(wait - 0.5).records == ()
+        assert here.tick(0.5).records[-1].type == "GangPlaced"
+    here.start()
+    here.steps(1, 2)
+    here.fault()
+    here.stopped()
+    here.gang(events.GangRefused, reason="no room")
+    assert here.job().phase is RE
+    assert here.job().not_before == here.now + 1
+
+
+def test_a_refused_gang_that_was_to_be_stopped_is_stopped() -> None:
+    here = World(world.fleet(1))
+    here.bring(PL)
+    here.tick(121)
+    here.gang(events.GangRefused, reason="no room")
+    assert [type(command) for command in here.commands] == [StartGang, StopGang, StartGang]
+
+
+def test_waiting_says_why_with_counts_and_only_once() -> None:
+    here = World(world.fleet(2))
+    here.submit("a", world.spec(slots=4, name="first"))
+    here.submit("b", world.spec(slots=3, name="second"))
+    here.submit("c", world.spec(slots=1, name="third"))
+    assert here.job("b").reason == "needs 3 slots; 0 of 4 are free, 4 held by first"
+    assert here.job("c").reason == "waits behind second, which comes first and needs 3 slots"
+    said = len(here.records)
+    for _ in range(5):
+        here.tick(1)
+    assert len(here.records) == said
+    here.observe(world.fleet(3))
+    assert here.job("b").reason == "needs 3 slots; 2 of 6 are free, 4 held by first"
+    assert here.job("c").phase is Q  # it would fit, and stays behind
+    here.observe(world.fleet(4))
+    assert [here.job(uid).phase for uid in "bc"] == [PL, PL]
+
+
+def test_a_job_that_waits_says_what_the_topology_lacks() -> None:
+    here = World(world.fleet(1, 1, slots=3))
+    asked = {"dp": 1, "tp": 2, "pp": 2}
+    here.submit(job=world.job_spec(slots=4, parallel=asked, placement={"pp": "rack"}))
+    assert here.job().reason == "needs 2 nodes with 2 free slots for tp 2 in one rack; the largest rack has 1"
+    assert here.records[-1].type == "JobWaiting"
+
+
+def test_recovering_jobs_go_before_queued_ones_even_while_they_stop() -> None:
+    here = World(world.fleet(2))
+    here.submit("a", world.spec(slots=2), seq=7)
+    here.start("a")
+    here.steps(1, 4, "a")
+    here.fault(uid="a")
+    here.submit("b", world.spec(slots=2), seq=3)
+    assert here.job("b").phase is Q
+    here.stopped("a")
+    assert [here.job(uid).phase for uid in "ab"] == [PL, PL]
+    assert here.commands[-2].uid == "a"
+
+
+def test_back_off_keeps_the_slots_from_others() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    here.submit("b")
+    here.fault("user", "ValueError: bad")
+    here.stopped()
+    assert [here.job(uid).phase for uid in "ab"] == [RE, Q]
+    here.tick(1)
+    assert [here.job(uid).phase for uid in "ab"] == [PL, Q]
+
+
+def test_a_lost_node_moves_the_job_to_a_spare() -> None:
+    here = World(world.fleet(2, 1))
+    here.submit(job=world.spec(slots=4))
+    assert here.job().placement.nodes == ("id0", "id2")
+    here.start()
+    here.steps(1, 2)
+    here.observe(world.without(here.state.fleet, "n2"))
+    here.stopped()
+    assert here.job().placement.nodes == ("id0", "id1")
+
+
+def test_a_rejected_checkpoint_is_not_tried_again() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    here.gang(events.CheckpointPublished, step=4, manifest="m4")
+    here.gang(events.CheckpointRejected, manifest="m4", reason="checksum of block 3")
+    assert here.gang(events.CheckpointRejected, manifest="m4", reason="again").records == ()
+    assert (here.job().checkpoint, here.job().rejected) == (None, ("m4",))
+    here.fault()
+    here.stopped()
+    assert here.commands[-1].rejected == ("m4",)
+
+
+def test_an_event_of_a_forgotten_job_is_dropped() -> None:
+    here = World(world.fleet(1))
+    assert here.tell(events.GangStopped("z", 1, here.now)).records == ()
+    assert here.cancel("z").records == ()
+
+
+def test_submitted_twice_is_submitted_once() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    before = here.job()
+    assert here.submit("a").records == ()
+    assert here.job() == before

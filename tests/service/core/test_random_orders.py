@@ -1,0 +1,162 @@
+"""Any order of events, by a runtime that answers late, in any order, or never; then one that answers all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from service.contracts import events
+from service.contracts.job import Phase
+from service.core.commands import Decision, StartGang
+from tests.service.core import world
+from tests.service.core.world import World
+
+NODES = world.fleet(2, 2, 1)
+STEPS = 6
+FAULTS = st.lists(
+    st.builds(
+        events.Fault,
+        st.sampled_from(
+            ["process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "hang", "start_failed"]
+        ),
+        st.sampled_from(["one", "two", "three"]),
+        rank=st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@dataclasses.dataclass
+class Gang:
+    """What the runtime knows of one attempt."""
+
+    uid: str
+    attempt: int
+    started: bool = False
+    step: int | None = None
+    stop: bool = False
+
+
+class Runtime(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.gangs: dict[str, Gang] = {}
+
+    @initialize()
+    def cluster(self) -> None:
+        self.act(self.world.observe(NODES))
+
+    @precondition(lambda self: len(self.world.state.jobs) < 5)
+    @rule(slots=st.sampled_from([1, 2, 4, 8]), budget=st.sampled_from([1, 100]))
+    def submit(self, slots: int, budget: int) -> None:
+        uid = f"j{len(self.world.state.jobs)}"
+        budgets = (("infrastructure", budget), ("user_error", budget))
+        self.act(self.world.submit(uid, world.spec(slots, STEPS, uid, budgets)))
+
+    @rule(gone=st.sets(st.sampled_from([node.name for node in NODES.nodes]), max_size=3))
+    def fleet_changes(self, gone: set[str]) -> None:
+        self.act(self.world.observe(world.without(NODES, *gone)))
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 5.0, 61.0, 200.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.act(self.world.tick(seconds))
+
+    @precondition(lambda self: self.world.state.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.act(self.world.cancel(data.draw(st.sampled_from(sorted(self.world.state.jobs)))))
+
+    @precondition(lambda self: self.gangs)
+    @rule(
+        data=st.data(), answer=st.sampled_from(["start", "resume", "step", "step", "finish", "stop", "save"])
+    )
+    def answers(self, data: st.DataObject, answer: str) -> None:
+        self.answer(self.gangs[data.draw(st.sampled_from(sorted(self.gangs)))], answer)
+
+    @precondition(lambda self: self.gangs)
+    @rule(data=st.data())
+    def refuses(self, data: st.DataObject) -> None:
+        gang = self.gangs[data.draw(st.sampled_from(sorted(self.gangs)))]
+        if not gang.started and gang.step is None:
+            del self.gangs[gang.uid]
+            self.tell(events.GangRefused, gang, reason="no room")
+
+    @precondition(lambda self: self.gangs)
+    @rule(data=st.data(), faults=FAULTS)
+    def breaks(self, data: st.DataObject, faults: list[events.Fault]) -> None:
+        gang = self.gangs[data.draw(st.sampled_from(sorted(self.gangs)))]
+        self.tell(events.GangFaulted, gang, faults=tuple(faults))
+
+    @precondition(lambda self: any(job.attempt for job in self.world.state.jobs.values()))
+    @rule(data=st.data(), kind=st.sampled_from([events.GangStarted, events.GangFinished, events.GangStopped]))
+    def an_old_attempt_speaks(self, data: st.DataObject, kind: type) -> None:
+        jobs = self.world.state.jobs
+        uid = data.draw(st.sampled_from(sorted(uid for uid, job in jobs.items() if job.attempt)))
+        before = jobs[uid]
+        stale = data.draw(st.integers(0, before.attempt - 1))
+        decision = self.world.gang(kind, uid, attempt=stale)
+        assert self.world.job(uid) == before or before.phase in (Phase.QUEUED, Phase.RECOVERING)
+        self.act(decision)
+
+    def answer(self, gang: Gang, answer: str) -> None:
+        if answer == "start":
+            gang.started = True
+            self.tell(events.GangStarted, gang)
+        elif answer == "resume" and gang.step is None:
+            gang.step = self.world.job(gang.uid).checkpoint_step or 0
+            self.tell(events.GangResumed, gang, step=gang.step, manifest=None)
+        elif answer == "step" and gang.step is not None and gang.step < STEPS:
+            gang.step += 1
+            self.world.now += world.STEP_S
+            self.tell(events.StepsCompleted, gang, steps=(world.step(gang.step, self.world.now),))
+        elif answer == "save" and gang.step:
+            self.tell(events.CheckpointPublished, gang, step=gang.step, manifest=f"m{gang.step}")
+        elif answer == "finish" and gang.step == STEPS:
+            self.tell(events.GangFinished, gang)
+        elif answer == "stop" and gang.stop:
+            del self.gangs[gang.uid]
+            self.tell(events.GangStopped, gang)
+
+    def tell(self, kind: type, gang: Gang, **fields: object) -> None:
+        self.act(self.world.gang(kind, gang.uid, gang.attempt, **fields))
+
+    def act(self, decision: Decision) -> None:
+        for command in decision.commands:
+            if isinstance(command, StartGang):
+                assert command.uid not in self.gangs
+                self.gangs[command.uid] = Gang(command.uid, command.attempt)
+            else:
+                self.gangs[command.uid].stop = True
+        held = {uid for uid, job in self.world.state.jobs.items() if job.holds_slots}
+        assert held == set(self.gangs), "what is held is what the runtime has"
+
+    def teardown(self) -> None:
+        """All nodes are back and every command is answered: every job ends."""
+        self.act(self.world.observe(NODES))
+        for _ in range(40):
+            for gang in list(self.gangs.values()):
+                for answer in ["start", "resume", *["step"] * STEPS, "finish", "stop"]:
+                    if self.gangs.get(gang.uid) is gang:
+                        self.answer(gang, answer)
+            self.act(self.world.tick(30))
+        for job in self.world.state.jobs.values():
+            assert job.phase.terminal, (job.uid, job.phase, job.reason)
+            assert job.ended_at is not None
+            assert job.productive_s == job.high_step * world.STEP_S
+            if job.phase is Phase.SUCCEEDED:
+                assert job.high_step == STEPS
+                assert all(incident.recover_s is not None for incident in job.incidents)
+
+
+TestRandomOrders = Runtime.TestCase
+TestRandomOrders.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

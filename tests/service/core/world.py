@@ -1,0 +1,192 @@
+"""A small world for the core: specs, fleets, jobs in any phase by events alone, and what must always hold."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import Any
+
+from service.contracts import events
+from service.contracts.cluster import Fleet, Node
+from service.contracts.job import JobSpec, Phase
+from service.core import liveness, machine
+from service.core.commands import Command, Decision, Record, StartGang, StopGang
+from service.core.state import Job, State
+
+STEP_S = 0.5
+
+
+@functools.cache
+def spec(
+    slots: int = 2, steps: int = 10, name: str = "job", budgets: tuple[tuple[str, int], ...] = ()
+) -> JobSpec:
+    return job_spec(name=name, slots=slots, steps=steps, budgets=dict(budgets))
+
+
+def job_spec(slots: int = 2, steps: int = 10, device: str = "cpu", **fields: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "model": {"layers": 8, "hidden": 64, "heads": 8, "seq_len": 16},
+            "data": {},
+            "train": {"steps": steps, "global_batch": 16},
+            "resources": {"device": device, "slots": slots},
+            **fields,
+        }
+    )
+
+
+def fleet(*racks: int, slots: int = 2, device: str = "cpu") -> Fleet:
+    """Nodes n0, n1, ... with `slots` each: `racks[i]` of them in rack r{i}."""
+    names = [f"r{rack}" for rack, count in enumerate(racks) for _ in range(count)]
+    return Fleet(
+        tuple(Node(f"id{i}", f"n{i}", slots, rack=rack, device=device) for i, rack in enumerate(names))
+    )
+
+
+def without(whole: Fleet, *names: str) -> Fleet:
+    return Fleet(tuple(node for node in whole.nodes if node.name not in names))
+
+
+def step(number: int, at: float = 0.0, step_s: float = STEP_S, loss: float = 1.0) -> events.Step:
+    return events.Step(number, at, loss, 0.1, 1e-3, tokens=256, samples=16 * number, step_s=step_s)
+
+
+class World:
+    """State under `decide`, its clock, and the invariants checked after each event."""
+
+    def __init__(self, nodes: Fleet | None = None, limits: liveness.Limits = liveness.DEFAULT) -> None:
+        self.state, self.now, self.limits = State(), 1000.0, limits
+        self.commands: list[Command] = []
+        self.records: list[Record] = []
+        self.held: dict[str, int] = {}  # attempt of each job whose slots are not free
+        self.ordered: set[tuple[str, int, type]] = set()
+        if nodes is not None:
+            self.observe(nodes)
+
+    def tell(self, event: events.Event) -> Decision:
+        before = self.state
+        decision = machine.decide(before, event, self.limits)
+        self.state = decision.state
+        self._check(before, event, decision)
+        self.commands += decision.commands
+        self.records += decision.records
+        return decision
+
+    def job(self, uid: str = "a") -> Job:
+        return self.state.jobs[uid]
+
+    def submit(self, uid: str = "a", job: JobSpec | None = None, seq: int | None = None) -> Decision:
+        number = len(self.state.jobs) if seq is None else seq
+        return self.tell(events.JobSubmitted(uid, number, job or spec(), self.now))
+
+    def observe(self, nodes: Fleet) -> Decision:
+        return self.tell(events.FleetObserved(nodes, self.now))
+
+    def tick(self, seconds: float = 0.0) -> Decision:
+        self.now += seconds
+        return self.tell(events.Ticked(self.now))
+
+    def gang(self, kind: type, uid: str = "a", attempt: int | None = None, **fields: Any) -> Decision:
+        """An event of the job's newest attempt, or of `attempt`."""
+        return self.tell(
+            kind(uid, self.job(uid).attempt if attempt is None else attempt, at=self.now, **fields)
+        )
+
+    def steps(self, first: int, last: int, uid: str = "a") -> Decision:
+        done = tuple(step(n, self.now + STEP_S * (n - first + 1)) for n in range(first, last + 1))
+        self.now = done[-1].at
+        return self.gang(events.StepsCompleted, uid, steps=done)
+
+    def fault(
+        self, kind: Any = "process_died", message: str = "killed by signal 9", uid: str = "a"
+    ) -> Decision:
+        return self.gang(events.GangFaulted, uid, faults=(events.Fault(kind, message, rank=1),))
+
+    def start(self, uid: str = "a", resumed: int = 0, manifest: str | None = None) -> Decision:
+        self.gang(events.GangStarted, uid)
+        return self.gang(events.GangResumed, uid, step=resumed, manifest=manifest)
+
+    def cancel(self, uid: str = "a") -> Decision:
+        return self.tell(events.CancelRequested(uid, self.now))
+
+    def stopped(self, uid: str = "a") -> Decision:
+        return self.gang(events.GangStopped, uid)
+
+    def bring(self, phase: Phase, uid: str = "a", job: JobSpec | None = None) -> Job:
+        """Submit a job and bring it into `phase`. Terminal and stopping phases come by the shortest way."""
+        self.submit(uid, job)
+        if phase is Phase.QUEUED:
+            self.gang(events.GangRefused, uid, reason="taken by another")
+        if phase not in (Phase.QUEUED, Phase.PLACING):
+            self.start(uid)
+        if phase not in (Phase.QUEUED, Phase.PLACING, Phase.STARTING):
+            self.steps(1, 4, uid)
+        if phase is Phase.RECOVERING:
+            self.fault(uid=uid)
+        if phase in (Phase.FINISHING, Phase.SUCCEEDED):
+            self.gang(events.GangFinished, uid)
+        if phase in (Phase.CANCELLING, Phase.CANCELLED):
+            self.cancel(uid)
+        if phase is Phase.FAILED:
+            for _ in range(3):
+                self.fault("user", "ValueError: bad", uid)
+                if self.job(uid).phase is Phase.RECOVERING:
+                    self.stopped(uid)
+                    self.tick(30)
+                    self.start(uid, resumed=4)
+        if phase in (Phase.SUCCEEDED, Phase.CANCELLED, Phase.FAILED):
+            self.stopped(uid)
+        assert self.job(uid).phase is phase
+        return self.job(uid)
+
+    def _check(self, before: State, event: events.Event, decision: Decision) -> None:
+        if (
+            isinstance(event, events.GangStopped | events.GangRefused)
+            and self.held.get(event.uid) == event.attempt
+        ):
+            del self.held[event.uid]
+        for command in decision.commands:
+            self._order(command)
+        after = decision.state.jobs
+        slots = Counter(
+            (s.node, s.index) for job in after.values() if job.placement for s in job.placement.slots
+        )
+        assert all(count == 1 for count in slots.values()), "a slot is held twice"
+        for uid, job in after.items():
+            old = before.jobs.get(uid)
+            assert job.attempt >= (old.attempt if old else 0), "attempts only grow"
+            assert job.holds_slots == (uid in self.held), "slots are held exactly while a gang is ordered"
+            assert not (job.phase.terminal and job.holds_slots), "a terminal job holds nothing"
+            assert job.stopping <= job.holds_slots
+            assert job.stopping == ((uid, job.attempt, StopGang) in self.ordered and job.holds_slots)
+            assert _reachable(old.phase if old else None, job.phase), f"{old and old.phase} -> {job.phase}"
+            if old is None or old.phase is not job.phase:
+                assert any(record.reason == job.reason and record.uid == uid for record in decision.records)
+        if isinstance(event, events.Ticked):
+            assert not any(_said(record, self.records) for record in decision.records), (
+                "a tick repeats itself"
+            )
+
+    def _order(self, command: Command) -> None:
+        key = (command.uid, command.attempt)
+        assert (*key, type(command)) not in self.ordered, "ordered once"
+        self.ordered.add((*key, type(command)))
+        if isinstance(command, StartGang):
+            assert command.uid not in self.held, "at most one live attempt"
+            assert len(command.placement.slots) == command.layout.world
+            self.held[command.uid] = command.attempt
+        else:
+            assert (*key, StartGang) in self.ordered, "nothing is stopped before it is started"
+            assert self.held[command.uid] == command.attempt
+
+
+def _said(record: Record, records: list[Record]) -> bool:
+    last = next((old for old in reversed(records) if old.uid == record.uid), None)
+    return last is not None and (last.type, last.reason) == (record.type, record.reason)
+
+
+def _reachable(old: Phase | None, new: Phase) -> bool:
+    """By one edge, or by one and a scheduling pass."""
+    edges = machine.edges()
+    via = {target for source, target in edges if source == old} | {old}
+    return new in via or any((middle, new) in edges for middle in via if new is Phase.PLACING)
