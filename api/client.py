@@ -45,7 +45,7 @@ class Client:
     """Safe for one thread. Raises UserError (and NotFound, Conflict, Unauthorized) or ClusterError."""
 
     def __init__(self, url: str, token: str) -> None:
-        self.url = url.rstrip("/")
+        self.url, self.token = url.rstrip("/"), token
         self._http = httpx.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT, trust_env=False
         )

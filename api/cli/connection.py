@@ -27,3 +27,10 @@ def client(context: typer.Context) -> Client:
     made = found.client()
     context.call_on_close(made.close)
     return made
+
+
+def home(context: typer.Context) -> Path:
+    """Folder of the fleet that this invocation is about."""
+    found = context.find_object(Connection)
+    assert found is not None
+    return found.home

@@ -77,7 +77,15 @@ def _facts(view: JobView) -> Table:
 
 
 def follow(client: Client, uid: str, out: Console) -> JobView:
-    """Show the job until it is over, then sum it up: events as they come, progress on a terminal's last line.
+    """Show the job until it is over, then sum it up."""
+    view = watch(client, uid, out)
+    out.print()
+    job(out, view)
+    return view
+
+
+def watch(client: Client, uid: str, out: Console) -> JobView:
+    """The job when it is over: events are shown as they come, progress on a terminal's last line.
 
     An API that is away for a while is waited for.
     """
@@ -89,8 +97,6 @@ def follow(client: Client, uid: str, out: Console) -> JobView:
                 out.print(event_line(event), soft_wrap=True)
             progress.update(view)
     assert view is not None
-    out.print()
-    job(out, view)
     return view
 
 

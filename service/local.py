@@ -1,0 +1,241 @@
+"""A whole Phalanx on one machine: a Ray head and simulated nodes in racks, the controller's keeper, the API.
+
+`python -m service.local --home DIR` starts it and stays until SIGTERM; `down(home)` ends it from another process, also
+when the one that started it was killed. Every process is ended by its pid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from service.contracts.cluster import NODE_LABEL, RACK_LABEL
+from service.contracts.errors import ClusterError, Conflict
+from service.settings import Settings
+
+STATE = "fleet.json"
+READY_S = 60.0
+STOP_S = 20.0
+OBJECT_STORE_BYTES = 80_000_000
+HEALTH = {"initial_delay_ms": "1000", "period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
+"""A node's death is known in about 3 s instead of 15."""
+
+
+class LocalFleet:
+    """`racks` x `nodes` simulated nodes of `slots` CPU slots each, every one with an address of its own on the loopback."""
+
+    def __init__(self, home: Path, racks: int = 2, nodes: int = 2, slots: int = 2, api_port: int = 7070) -> None:
+        self.home, self.racks, self.nodes, self.slots, self.api_port = home.absolute(), racks, nodes, slots, api_port
+        self.temp = ""
+        self.cluster: Any = None
+        self.members: dict[str, Any] = {}
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Everything is up and the fleet is known to the API when this returns. Raises ClusterError, and then nothing is left."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        if running(self.home):
+            raise Conflict(f"a fleet runs in {self.home} already", hint="`phalanx down` ends it; PHALANX_HOME names another folder")
+        self.temp = tempfile.mkdtemp(prefix="phx-")
+        try:
+            os.environ.update(self.environment())
+            self._start_ray()
+            self._record()
+            self._spawn("service", "-m", "service")
+            self._spawn("api", "-m", "api", "--port", str(self.api_port))
+            self._record()
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def environment(self) -> dict[str, str]:
+        """Of every process of this fleet."""
+        token = self.home / "ray_token"
+        if not token.exists():
+            descriptor = os.open(token, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
+            os.write(descriptor, secrets.token_hex(32).encode())
+            os.close(descriptor)
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **{f"RAY_health_check_{name}": value for name, value in HEALTH.items()},
+            "PHALANX_HOME": str(self.home),
+            "PHALANX_SCRATCH": str(Path(self.temp) / "scratch"),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _start_ray(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        common = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+        head = {"num_cpus": 0, "node_ip_address": "127.0.77.1", "temp_dir": self.temp, **common}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        os.environ["PHALANX_RAY_ADDRESS"] = self.cluster.address
+        for number in range(self.racks * self.nodes):
+            self.join(f"n{number}", f"r{number // self.nodes}", f"127.0.77.{number + 2}")
+
+    def join(self, name: str, rack: str, address: str) -> None:
+        """One more node."""
+        self.members[name] = self.cluster.add_node(
+            num_cpus=self.slots, node_ip_address=address, object_store_memory=OBJECT_STORE_BYTES,
+            labels={RACK_LABEL: rack, NODE_LABEL: name},
+        )  # fmt: skip
+
+    def lose(self, name: str) -> None:
+        """The node dies with all its processes, without a word."""
+        self.cluster.remove_node(self.members.pop(name), allow_graceful=False)
+
+    def _spawn(self, name: str, *arguments: str) -> None:
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.children.append(
+                subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+            )
+
+    def _wait_ready(self) -> None:
+        """The API answers, and the controller has written the fleet to the store."""
+        from service.store.jobs import Store
+
+        deadline = time.monotonic() + READY_S
+        store = Store.open(Settings.read().store)
+        try:
+            while not ((self.home / "api.json").exists() and len(store.nodes()) == len(self.members)):
+                if failed := next((child for child in self.children if child.poll() is not None), None):
+                    raise ClusterError(f"{failed.args[2]} ended with {failed.returncode}", hint=f"see {self.home}/*.log")  # type: ignore[index]
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"the fleet was not ready in {READY_S:.0f} s", hint=f"see {self.home}/*.log")
+                time.sleep(0.1)
+        finally:
+            store.close()
+
+    def _record(self) -> None:
+        """Who belongs to this fleet, for `down`; by pid and start, since pids are used again."""
+        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        rows = [{"pid": process.pid, "started": process.create_time()} for process in family]
+        temporary = self.home / f".{STATE}"
+        temporary.write_text(json.dumps({"temp": self.temp, "processes": rows}))
+        temporary.replace(self.home / STATE)
+
+    def stop(self) -> None:
+        """End everything; safe to repeat."""
+        for child in reversed(self.children):
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signal.SIGTERM)
+        _reap(self.children)
+        family = psutil.Process().children(recursive=True)
+        if self.cluster is not None:
+            self.cluster.shutdown()
+        _end(family)
+        self.cluster, self.children, self.members = None, [], {}
+        _forget(self.home, self.temp)
+
+
+def running(home: Path) -> list[psutil.Process]:
+    """The processes of the fleet that was started in `home`, of those that are alive; the starter first."""
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+        rows = json.loads((home / STATE).read_text())["processes"]
+        return [process for row in rows if (process := _same(row)) is not None]
+    return []
+
+
+def down(home: Path) -> int:
+    """End the fleet of `home`, as its starter would. How many processes were there."""
+    found = running(home)
+    if not found:
+        return 0
+    temp = json.loads((home / STATE).read_text())["temp"]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found[0].terminate()
+    psutil.wait_procs(found[:1], timeout=STOP_S)
+    left = [process for process in found if process.is_running()]
+    family = [child for process in left for child in _children(process)]
+    _end([*left, *family])
+    _forget(home, temp)
+    return len(found)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _same(row: Mapping[str, Any]) -> psutil.Process | None:
+    try:
+        process = psutil.Process(row["pid"])
+        alive = abs(process.create_time() - row["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        return process if alive else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _reap(children: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + 8.0
+    for child in children:
+        try:
+            child.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=STOP_S)
+
+
+def _forget(home: Path, temp: str) -> None:
+    for name in (STATE, "api.json"):
+        (home / name).unlink(missing_ok=True)
+    if temp:
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m service.local", description=__doc__)
+    parser.add_argument("--home", type=Path, default=Settings.read().home)
+    parser.add_argument("--racks", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=2, help="in a rack")
+    parser.add_argument("--slots", type=int, default=2, help="of a node")
+    parser.add_argument("--api-port", type=int, default=Settings.read().api_port)
+    options = parser.parse_args()
+    over = threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: over.set())
+    fleet = LocalFleet(options.home, options.racks, options.nodes, options.slots, options.api_port)
+    try:
+        fleet.start()
+    except (ClusterError, Conflict) as error:
+        sys.stderr.write(f"{error.message}; {error.hint}\n")
+        return 1
+    try:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        over.wait()
+    finally:
+        fleet.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Does what the core decided; the only folder that imports Ray."""

@@ -1,0 +1,164 @@
+"""Carries out commands in threads, job by job in order, and answers with events in the controller's inbox.
+
+Knows Ray and storage; decides nothing. What fails for a passing reason is tried again here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from service.contracts import events
+from service.contracts.cluster import Fleet
+from service.contracts.errors import ClusterError, Fenced
+from service.core.commands import Command, StartGang, StopGang
+from service.core.state import Job
+from service.runtime import gang
+from service.runtime.ear import Complete
+from service.runtime.lanes import Lanes
+from service.settings import Settings
+from workers.checkpoint import manifest
+from workers.checkpoint.publisher import Publisher
+from workers.checkpoint.shards import Corrupt
+from workers.checkpoint.storage import Storage
+
+log = logging.getLogger("phalanx.hands")
+
+RETRY_S = 1.0
+PUBLISH_TRIES = 5
+THREADS = 32
+
+
+class Hands:
+    def __init__(self, epoch: int, settings: Settings, inbox: Any) -> None:
+        self.epoch, self.settings, self.inbox = epoch, settings, inbox
+        self.lanes = Lanes(THREADS)
+        self.over = threading.Event()
+
+    def close(self) -> None:
+        self.over.set()
+        self.lanes.close()
+
+    def do(self, command: Command, job: Job, fleet: Fleet) -> bool:
+        """Begin a command; True when a new attempt is to be listened to."""
+        match command:
+            case StartGang():
+                addresses = {node.id: node.address for node in fleet.nodes}
+                self.lanes.submit(job.uid, lambda: self._start(command, job, addresses))
+                return True
+            case StopGang():
+                self.stop(command.uid, command.attempt)
+                return False
+
+    def stop(self, uid: str, attempt: int) -> None:
+        self.lanes.submit(uid, lambda: self._stop(uid, attempt))
+
+    def publish(self, job: Job, complete: Complete) -> None:
+        self.lanes.submit(_publishing(job.uid, job.attempt), lambda: self._publish(job, complete))
+
+    def publishing(self, uid: str, attempt: int) -> bool:
+        return self.lanes.busy(_publishing(uid, attempt))
+
+    def watch(self, job: Job) -> None:
+        """Tell when an agent of the job's gang is gone."""
+        for node, agent in gang.agents(job.uid).items():
+            threading.Thread(target=self._wait_end, args=(job.uid, job.attempt, node, agent), daemon=True).start()
+
+    def sweep(self, owned: set[str]) -> None:
+        """End what no live attempt owns."""
+        self.lanes.submit("sweep", lambda: self._sweep(owned))
+
+    def _start(self, command: StartGang, job: Job, addresses: dict[str, str]) -> None:
+        root = job.spec.checkpoint.root or self.settings.storage
+        try:
+            published = manifest.published(Storage.open(root).child(job.uid))
+            resume = tuple(path for path in published if path not in command.rejected)
+            gang.start(command, gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, resume))
+        except (gang.GangRefused, OSError) as error:
+            log.warning("%s: %s", command.uid, error)
+            self._tell(events.GangRefused(command.uid, command.attempt, str(error), time.time()))
+        except Exception as error:
+            log.exception("starting %s", command.uid)
+            self._free(command.uid)
+            self._tell(events.GangRefused(command.uid, command.attempt, repr(error), time.time()))
+        else:
+            self.watch(job)
+            self._tell(events.GangStarted(command.uid, command.attempt, time.time()))
+
+    def _stop(self, uid: str, attempt: int) -> None:
+        self._free(uid)
+        self._tell(events.GangStopped(uid, attempt, time.time()))
+
+    def _free(self, uid: str) -> None:
+        """Until everything of the job is gone, or this reign."""
+        while not self.over.is_set():
+            try:
+                for stopped in gang.stop(uid, self.epoch):
+                    self.inbox.put(stopped)
+                return
+            except Fenced:
+                return
+            except (ClusterError, ray.exceptions.RayError) as error:
+                log.warning("stopping %s: %s", uid, error)
+                self.over.wait(RETRY_S)
+
+    def _publish(self, job: Job, complete: Complete) -> None:
+        root = job.spec.checkpoint.root or self.settings.storage
+        storage = Storage.open(root).child(job.uid)
+        assert job.layout is not None
+        publisher = Publisher(storage, job.uid, job.attempt, f"{self.epoch:x}", job.spec.run(job.layout))
+        at = time.time
+
+        def publish() -> str:
+            path = publisher.publish(complete.step, complete.records)
+            publisher.retain(job.rejected)
+            return path
+
+        try:
+            path = self._patiently(publish)
+        except (OSError, manifest.Incomplete, Corrupt) as error:
+            self._tell(events.SaveFailed(job.uid, job.attempt, complete.step, f"not published: {error}", at()))
+        else:
+            self._tell(events.CheckpointPublished(job.uid, job.attempt, complete.step, path, at()))
+
+    def _patiently(self, work: Callable[[], str]) -> str:
+        """Try again while storage is away; the last OSError is raised."""
+        for left in reversed(range(PUBLISH_TRIES)):
+            try:
+                return work()
+            except FileExistsError:
+                raise
+            except OSError:
+                if left == 0 or self.over.wait(RETRY_S):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _sweep(self, owned: set[str]) -> None:
+        try:
+            for uid in gang.jobs_held() - owned:
+                log.warning("%s is held by no live attempt: ending it", uid)
+                self.lanes.submit(uid, lambda uid=uid: self._free(uid))  # type: ignore[misc]
+        except ray.exceptions.RayError as error:
+            log.warning("sweep: %s", error)
+
+    def _wait_end(self, uid: str, attempt: int, node: str, agent: Any) -> None:
+        try:
+            ray.get(agent.wait_end.remote())
+        except ray.exceptions.RayError as error:
+            if self.over.is_set():
+                return
+            fault = events.Fault("process_died", f"the agent on node {node} is gone: {type(error).__name__}", node=node)
+            self._tell(events.GangFaulted(uid, attempt, (fault,), time.time()))
+
+    def _tell(self, event: events.Event) -> None:
+        if not self.over.is_set():
+            self.inbox.put(event)
+
+
+def _publishing(uid: str, attempt: int) -> str:
+    return f"publish {uid} {attempt}"

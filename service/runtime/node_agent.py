@@ -1,0 +1,198 @@
+"""One actor a node and job: holds the node's devices, starts its ranks' training, notices their deaths, ends them,
+gathers what they say and passes it on to the controller, ships their logs.
+
+It outlives the controller: what the controller has not confirmed is kept and told again. Orders carry the epoch of the
+controller's lease; one from an older epoch is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from service.contracts.errors import Fenced
+from service.runtime import logs, processes
+from workers.checkpoint.storage import Storage
+from workers.reports import Failed, Finished, Moved, Report, ShardSaved
+from workers.spec import Assignment
+
+REPORT_S = 1.0
+KEPT_SHARDS = 64
+Said = tuple[int, Any]  # (number, what was said)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankDied:
+    """A rank's process is gone and had not finished."""
+
+    rank: int
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member:
+    """One rank of this node."""
+
+    assignment: Assignment
+    actor: Any
+    pid: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Standing:
+    """What an agent answers to a controller that comes back."""
+
+    attempt: int
+    pids: dict[int, int]  # rank -> pid, of those alive
+    ended: tuple[Report, ...]  # Finished and Failed
+    shards: tuple[ShardSaved, ...]  # the newest ones
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stopped:
+    """What an agent answers to the order to stop."""
+
+    job: str
+    attempt: int
+    node: str
+    left: tuple[int, ...]  # pids that would not go
+    unsaid: tuple[Said, ...]  # what the controller has not confirmed
+
+
+class NodeAgent:
+    def __init__(self, epoch: int, job: str, attempt: int, node: str, controller: str, namespace: str, root: str, scratch: str) -> None:
+        self.epoch, self.job, self.attempt, self.node = epoch, job, attempt, node
+        self.controller, self.namespace = controller, namespace
+        self.storage = Storage.open(root).child(job)
+        self.folder = Path(scratch) / job / f"{attempt:06d}-{node}"
+        self.lock = threading.Lock()
+        self.shipping = threading.Lock()
+        self.wake = threading.Event()
+        self.members: dict[int, Member] = {}
+        self.ended: dict[int, Report] = {}
+        self.shards: list[ShardSaved] = []
+        self.unsaid: list[Said] = []
+        self.number = 0
+        self.stopping = False
+        self.rendezvous: Any = None
+        self.watch = processes.Watch()
+        self.shipper = logs.Shipper(self.folder, self.storage, attempt, node)
+        for work in (self._report, self._notice_deaths):
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
+
+    # Orders
+
+    def host_store(self, epoch: int, address: str) -> tuple[str, int]:
+        """Open the rendezvous store on this node, outside the ranks. (IP literal, port)."""
+        self._obey(epoch)
+        import torch.distributed as dist
+
+        self.rendezvous = dist.TCPStore(address, 0, None, True, wait_for_workers=False)
+        return address, self.rendezvous.port
+
+    def start(self, epoch: int, members: Sequence[Member]) -> None:
+        """Hand each rank of this node its assignment; from here on their deaths are noticed."""
+        self._obey(epoch)
+        with self.lock:
+            self.members = {member.assignment.rank: member for member in members}
+        own = ray.get_runtime_context().current_actor
+        gpus = ray.get_gpu_ids()
+        devices = ",".join(str(gpu) for gpu in gpus) if gpus else None
+        for rank, member in self.members.items():
+            if not self.watch.add(member.pid):
+                self._say(RankDied(rank, time.time()))
+        ray.get([m.actor.assign.remote(m.assignment, own, str(self.folder), devices) for m in members])
+
+    def stop(self, epoch: int) -> Stopped:
+        """End every rank of this node, and ship the rest of their logs."""
+        self._obey(epoch)
+        self.stopping = True
+        left = processes.end(member.pid for member in self.members.values())
+        with self.shipping:
+            self._ship(last=True)
+        with self.lock:
+            return Stopped(self.job, self.attempt, self.node, tuple(left), tuple(self.unsaid))
+
+    def wait_end(self) -> None:
+        """Never answers: the call breaks when this agent or its node is gone, and so tells who waits."""
+        threading.Event().wait()
+
+    def standing(self, epoch: int) -> Standing:
+        """How the ranks of this node are; tells a returning controller that there is somebody to adopt."""
+        self._obey(epoch)
+        with self.lock:
+            alive = {rank: m.pid for rank, m in self.members.items() if m.pid in self.watch.descriptors.values()}
+            return Standing(self.attempt, alive, tuple(self.ended.values()), tuple(self.shards))
+
+    # What ranks say
+
+    def tell(self, attempt: int, report: Report) -> None:
+        if attempt != self.attempt:
+            return
+        with self.lock:
+            if isinstance(report, Failed | Finished):
+                self.ended[report.rank] = report
+            if isinstance(report, ShardSaved):
+                self.shards = [*self.shards, report][-KEPT_SHARDS:]
+        self._say(report, now=isinstance(report, Failed | Finished))
+
+    # Passing it on
+
+    def _say(self, what: Any, now: bool = True) -> None:
+        with self.lock:
+            if isinstance(what, Moved):  # only the newest of a rank counts
+                self.unsaid = [(n, old) for n, old in self.unsaid if not (isinstance(old, Moved) and old.rank == what.rank)]
+            self.number += 1
+            self.unsaid.append((self.number, what))
+        if now:
+            self.wake.set()
+
+    def _report(self) -> None:
+        shipped = 0.0
+        while True:
+            self.wake.wait(REPORT_S)
+            self.wake.clear()
+            if time.monotonic() - shipped >= REPORT_S:
+                with self.shipping:
+                    self._ship(last=self.stopping)
+                shipped = time.monotonic()
+            with self.lock:
+                batch = list(self.unsaid)
+            if batch and (done := self._deliver(batch)) is not None:
+                with self.lock:
+                    self.unsaid = [(n, what) for n, what in self.unsaid if n > done]
+
+    def _deliver(self, batch: list[Said]) -> int | None:
+        """The number up to which the controller has committed; None while it can't be reached."""
+        try:
+            controller = ray.get_actor(self.controller, namespace=self.namespace)
+            return int(ray.get(controller.hear.remote(self.job, self.attempt, self.node, batch), timeout=10))
+        except (ray.exceptions.RayError, ValueError):
+            return None  # told again in a second
+
+    def _ship(self, last: bool = False) -> None:
+        with contextlib.suppress(OSError):  # storage is away: the lines stay on the node and are shipped later
+            for chunk in self.shipper.ship(last):
+                self._say(chunk, now=False)
+
+    def _notice_deaths(self) -> None:
+        while True:
+            for pid in self.watch.ended(0.2):
+                rank = next(rank for rank, member in self.members.items() if member.pid == pid)
+                if not self.stopping and not isinstance(self.ended.get(rank), Finished):
+                    self._say(RankDied(rank, time.time()))
+
+    def _obey(self, epoch: int) -> None:
+        if epoch < self.epoch:
+            raise Fenced(f"epoch {epoch} is older than {self.epoch}: another controller leads job {self.job}")
+        self.epoch = epoch
+
+
+NodeAgentActor = ray.remote(max_restarts=0, max_concurrency=16)(NodeAgent)

@@ -1,0 +1,69 @@
+"""Processes of one node by pid: noticing that one is gone, and ending them for sure. Knows no Ray and no ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+
+import psutil
+
+KILL_S = 10.0
+
+
+class Watch:
+    """Tells which of the watched processes have ended; a pid that is used again can't fool it."""
+
+    def __init__(self) -> None:
+        self.poll = select.poll()
+        self.descriptors: dict[int, int] = {}  # pidfd -> pid
+
+    def add(self, pid: int) -> bool:
+        """False when the process is gone already."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        self.descriptors[descriptor] = pid
+        self.poll.register(descriptor, select.POLLIN)
+        return True
+
+    def ended(self, timeout_s: float) -> list[int]:
+        """Pids that ended since the last call; waits up to the timeout for one."""
+        gone = []
+        for descriptor, _ in self.poll.poll(timeout_s * 1000):
+            gone.append(self.descriptors.pop(descriptor))
+            self.poll.unregister(descriptor)
+            os.close(descriptor)
+        return gone
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = {}
+
+
+def end(pids: Iterable[int], timeout_s: float = KILL_S) -> list[int]:
+    """SIGKILL the processes and their children, also stopped ones. The pids that are still there after the timeout."""
+    doomed: list[psutil.Process] = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            doomed += [process, *process.children(recursive=True)]
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + timeout_s
+    while (left := [process for process in doomed if _alive(process)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [process.pid for process in left]
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,121 @@
+"""The Ray actor around one rank: takes one assignment in its life, trains in a thread of its own, reports to its agent.
+
+Its methods answer while it trains. It knows no controller and no store; when its raylet is gone it ends itself, so that
+a node that was given up for dead can't go on writing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from workers.reports import Failed, FaultKind, Finished, Report, Resumed, StepDone
+from workers.spec import Assignment
+
+
+class Rank:
+    """Created empty, beside its node agent; `assign` makes it a rank."""
+
+    def __init__(self) -> None:
+        self.parent = os.getppid()
+        self.step = 0
+        threading.Thread(target=self._leave_with_parent, name="parent-watch", daemon=True).start()
+
+    def pid(self) -> int:
+        """Answers once torch is imported: the actor is ready to be a rank."""
+        import workers.trainer  # noqa: F401 - what takes seconds is done before the assignment
+
+        return os.getpid()
+
+    def assign(self, assignment: Assignment, agent: Any, logs: str, devices: str | None) -> None:
+        """Become a rank: output goes to files under `logs`, reports to `agent`."""
+        if devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        redirect(Path(logs), assignment.rank)
+        pp, dp, tp = assignment.run.parallel.coordinates(assignment.rank)
+        say(f"rank {assignment.rank} of {assignment.world} (pp {pp}, dp {dp}, tp {tp}), attempt {assignment.attempt}, pid {os.getpid()}")
+        threading.Thread(target=self._train, args=(assignment, agent), name="trainer", daemon=True).start()
+
+    def _train(self, assignment: Assignment, agent: Any) -> None:
+        import torch.distributed as dist
+
+        from workers import trainer
+
+        def tell(report: Report) -> None:
+            if isinstance(report, StepDone):
+                self.step = report.step
+            if line := sentence(report):
+                say(line)
+            agent.tell.remote(assignment.attempt, report)
+
+        try:
+            trainer.quieten(assignment.device)
+            store = dist.TCPStore(assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False)
+            trainer.train(assignment, dist.PrefixStore(str(assignment.attempt), store), tell)
+        except BaseException as error:
+            text = traceback.format_exc()
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            tell(Failed(assignment.rank, kind_of(error), self.step, f"{type(error).__name__}: {error}", text))
+
+    def _leave_with_parent(self) -> None:
+        while os.getppid() == self.parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+
+def kind_of(error: BaseException) -> FaultKind:
+    """Whose fault an exception of training is, as far as this rank alone can tell."""
+    import torch.distributed as dist
+
+    from workers.engine import NonFinite
+
+    if isinstance(error, NonFinite):
+        return "numeric"
+    text = str(error)
+    broken = ("Connection closed by peer", "Connection reset", "Socket closed", "Timed out waiting", "NCCL", "gloo/transport", "Broken pipe")
+    if isinstance(error, dist.DistError) or any(sign in text for sign in broken):
+        return "peer"
+    return "user"
+
+
+def sentence(report: Report) -> str:
+    """The line of the log that a report is worth; empty for most."""
+    match report:
+        case StepDone():
+            values = (f"step {report.step}", f"loss {report.loss:.4f}", f"grad_norm {report.grad_norm:.3f}",
+                      f"lr {report.learning_rate:.3g}", f"{report.tokens / report.step_s:.0f} tokens/s")  # fmt: skip
+            return "  ".join(values)
+        case Resumed():
+            return f"continuing after step {report.step} from {report.manifest or 'the seed'}"
+        case Finished():
+            return f"finished after step {report.step}"
+        case Failed():
+            return ""
+        case _:
+            return f"{type(report).__name__} {dataclasses.asdict(report)}" if type(report).__name__ == "SaveFailed" else ""
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def redirect(folder: Path, rank: int) -> None:
+    """Send this process's output, C libraries' too, to `{folder}/{rank}.out` and `.err`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for descriptor, name in ((1, "out"), (2, "err")):
+        file = os.open(folder / f"{rank}.{name}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        os.dup2(file, descriptor)
+        os.close(file)
+
+
+RankActor = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)(Rank)

@@ -1,0 +1,69 @@
+"""What one turn of the controller writes to the store: state, event rows, metrics, logs, in one transaction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from service.contracts.events import CheckpointPublished, CheckpointRejected, Event, StepsCompleted
+from service.contracts.cluster import Fleet
+from service.core import codec, status
+from service.core.commands import Record
+from service.core.state import Job
+from service.runtime.logs import Chunk
+from service.store.records import Changes, CheckpointRow, JobUpdate, LogChunk, MetricRow, NodeRow
+
+
+def job(job: Job) -> JobUpdate:
+    return JobUpdate(
+        job.uid, job.phase.value, job.reason, status.status(job).model_dump(mode="json"), codec.dump(job), job.ended_at
+    )
+
+
+def metrics(events: Iterable[Event]) -> list[MetricRow]:
+    return [
+        MetricRow(event.uid, step.step, event.attempt, step.at, {
+            "loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate, "tokens": step.tokens,
+            "samples": step.samples, "step_s": step.step_s, "tokens_per_s": step.tokens / step.step_s,
+        })
+        for event in events if isinstance(event, StepsCompleted) for step in event.steps
+    ]  # fmt: skip
+
+
+def checkpoints(events: Iterable[Event]) -> list[CheckpointRow]:
+    rows = []
+    for event in events:
+        if isinstance(event, CheckpointPublished):
+            rows.append(CheckpointRow(event.uid, event.step, event.attempt, event.manifest, event.at))
+        elif isinstance(event, CheckpointRejected):
+            step, attempt = (int(part) for part in event.manifest.rpartition("/")[2].removesuffix(".json").split("-"))
+            rows.append(CheckpointRow(event.uid, step, attempt, event.manifest, event.at, event.reason))
+    return rows
+
+
+def nodes(fleet: Fleet, at: float) -> list[NodeRow]:
+    return [NodeRow(**dataclasses.asdict(node), seen_at=at) for node in fleet.nodes]
+
+
+def chunk(uid: str, chunk: Chunk) -> LogChunk:
+    return LogChunk(uid, chunk.attempt, chunk.node, chunk.path, chunk.lines, chunk.at)
+
+
+def changes(
+    jobs: Iterable[Job],
+    records: Iterable[Record],
+    events: Sequence[Event],
+    chunks: Sequence[LogChunk],
+    intents: Sequence[int],
+    fleet: Fleet | None,
+    at: float,
+) -> Changes:
+    return Changes(
+        jobs=[job(one) for one in jobs],
+        events=[(record.uid, record.at, record.type, record.reason, dict(record.data)) for record in records],
+        metrics=metrics(events),
+        log_chunks=chunks,
+        checkpoints=checkpoints(events),
+        intents_done=intents,
+        nodes=None if fleet is None else nodes(fleet, at),
+    )

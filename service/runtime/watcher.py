@@ -1,0 +1,33 @@
+"""Ray's node table as a Fleet. Reads; never decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from service.contracts.cluster import NODE_LABEL, RACK_LABEL, ZONE_LABEL, Fleet, Node
+
+ROLE_LABEL = "phalanx.io/role"
+CONTROL = "control"
+
+
+def fleet() -> Fleet:
+    """The alive nodes that can hold ranks, by name. Nodes of role `control` and nodes without a slot are left out."""
+    nodes = [node(row) for row in ray.nodes() if row["Alive"] and row.get("Labels", {}).get(ROLE_LABEL) != CONTROL]
+    return Fleet(tuple(sorted((found for found in nodes if found.slots), key=lambda found: found.name)))
+
+
+def node(row: dict[str, Any]) -> Node:
+    """One row of Ray's table. A node with GPUs offers those; without, its CPUs."""
+    labels, resources = row.get("Labels", {}), row.get("Resources", {})
+    device = "gpu" if resources.get("GPU") else "cpu"
+    return Node(
+        id=row["NodeID"],
+        name=labels.get(NODE_LABEL) or f"{row['NodeManagerHostname']}-{row['NodeID'][:6]}",
+        slots=int(resources.get("GPU" if device == "gpu" else "CPU", 0)),
+        rack=labels.get(RACK_LABEL, ""),
+        zone=labels.get(ZONE_LABEL, ""),
+        device=device,
+        address=row["NodeManagerAddress"],
+    )
