@@ -43,9 +43,7 @@ def data(source: str) -> None:
     if source == BUILTIN_DATA:
         return
     if source.startswith("builtin:"):
-        raise errors.UserError(
-            f"{field}: there is no {source!r}; the built-in data is {BUILTIN_DATA}", field=field
-        )
+        raise errors.UserError(f"{field}: there is no {source!r}; the built-in data is {BUILTIN_DATA}", field=field)
     if not _matches(source, field):
         raise errors.UserError(
             f"{field}: {source} matches no file",

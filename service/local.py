@@ -1,29 +1,25 @@
 """A whole Phalanx on one machine: a Ray head and simulated nodes in racks, the controller's keeper, the API.
 
-`python -m service.local --home DIR` starts it and stays until SIGTERM; `down(home)` ends it from another process, also
+`python -m service.local --home DIR` starts it and stays until SIGTERM; the roster lets another process end it, also
 when the one that started it was killed. Every process is ended by its pid.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from service import roster
 from service.contracts.cluster import NODE_LABEL, RACK_LABEL
 from service.contracts.errors import ClusterError, Conflict
 from service.settings import Settings
@@ -37,28 +33,37 @@ HEALTH = {"initial_delay_ms": "1000", "period_ms": "1000", "timeout_ms": "1000",
 
 
 class LocalFleet:
-    """`racks` x `nodes` simulated nodes of `slots` CPU slots each, every one with an address of its own on the loopback."""
+    """`racks` x `nodes` simulated nodes of `slots` CPU slots, each with an address of its own on the loopback."""
 
     def __init__(self, home: Path, racks: int = 2, nodes: int = 2, slots: int = 2, api_port: int = 7070) -> None:
-        self.home, self.racks, self.nodes, self.slots, self.api_port = home.absolute(), racks, nodes, slots, api_port
+        self.home, self.racks, self.nodes, self.slots, self.api_port = (
+            home.absolute(),
+            racks,
+            nodes,
+            slots,
+            api_port,
+        )
         self.temp = ""
         self.cluster: Any = None
         self.members: dict[str, Any] = {}
-        self.children: list[subprocess.Popen[bytes]] = []
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Everything is up and the fleet is known to the API when this returns. Raises ClusterError, and then nothing is left."""
+        """Everything is up and the API knows the fleet. Raises ClusterError or Conflict, and then nothing is left."""
         self.home.mkdir(parents=True, exist_ok=True)
-        if running(self.home):
-            raise Conflict(f"a fleet runs in {self.home} already", hint="`phalanx down` ends it; PHALANX_HOME names another folder")
+        if roster.running(self.home):
+            raise Conflict(
+                f"a fleet runs in {self.home} already",
+                hint="`phalanx down` ends it; PHALANX_HOME names another folder",
+            )
         self.temp = tempfile.mkdtemp(prefix="phx-")
         try:
             os.environ.update(self.environment())
             self._start_ray()
-            self._record()
+            roster.record(self.home, self.temp)
             self._spawn("service", "-m", "service")
             self._spawn("api", "-m", "api", "--port", str(self.api_port))
-            self._record()
+            roster.record(self.home, self.temp)
             self._wait_ready()
         except BaseException:
             self.stop()
@@ -101,93 +106,51 @@ class LocalFleet:
 
     def lose(self, name: str) -> None:
         """The node dies with all its processes, without a word."""
-        self.cluster.remove_node(self.members.pop(name), allow_graceful=False)
+        node = self.members.pop(name)
+        roots = [info.process.pid for infos in node.all_processes.values() for info in infos]
+        family = [process for pid in roots for process in roster.family(pid)]
+        self.cluster.remove_node(node, allow_graceful=False)
+        roster.end(family)
 
     def _spawn(self, name: str, *arguments: str) -> None:
         with (self.home / f"{name}.log").open("ab") as log:
-            self.children.append(
-                subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+            self.children[name] = subprocess.Popen(
+                [sys.executable, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
     def _wait_ready(self) -> None:
-        """The API answers, and the controller has written the fleet to the store."""
+        """The API answers, and the controller has written this fleet to the store."""
         from service.store.jobs import Store
 
         deadline = time.monotonic() + READY_S
+        ours = {node.node_id for node in self.members.values()}
         store = Store.open(Settings.read().store)
         try:
-            while not ((self.home / "api.json").exists() and len(store.nodes()) == len(self.members)):
-                if failed := next((child for child in self.children if child.poll() is not None), None):
-                    raise ClusterError(f"{failed.args[2]} ended with {failed.returncode}", hint=f"see {self.home}/*.log")  # type: ignore[index]
+            while not ((self.home / "api.json").exists() and {node.id for node in store.nodes()} == ours):
+                if ended := [name for name, child in self.children.items() if child.poll() is not None]:
+                    raise ClusterError(
+                        f"{ended[0]} ended while the fleet started", hint=f"see {self.home}/{ended[0]}.log"
+                    )
                 if time.monotonic() > deadline:
                     raise ClusterError(f"the fleet was not ready in {READY_S:.0f} s", hint=f"see {self.home}/*.log")
                 time.sleep(0.1)
         finally:
             store.close()
 
-    def _record(self) -> None:
-        """Who belongs to this fleet, for `down`; by pid and start, since pids are used again."""
-        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        rows = [{"pid": process.pid, "started": process.create_time()} for process in family]
-        temporary = self.home / f".{STATE}"
-        temporary.write_text(json.dumps({"temp": self.temp, "processes": rows}))
-        temporary.replace(self.home / STATE)
-
     def stop(self) -> None:
         """End everything; safe to repeat."""
-        for child in reversed(self.children):
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(signal.SIGTERM)
-        _reap(self.children)
-        family = psutil.Process().children(recursive=True)
+        for child in self.children.values():
+            child.terminate()
+        _reap(self.children.values())
+        family = roster.family(os.getpid())[1:]
         if self.cluster is not None:
             self.cluster.shutdown()
-        _end(family)
-        self.cluster, self.children, self.members = None, [], {}
-        _forget(self.home, self.temp)
+        roster.end(family)
+        self.cluster, self.children, self.members = None, {}, {}
+        roster.forget(self.home, self.temp)
 
 
-def running(home: Path) -> list[psutil.Process]:
-    """The processes of the fleet that was started in `home`, of those that are alive; the starter first."""
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-        rows = json.loads((home / STATE).read_text())["processes"]
-        return [process for row in rows if (process := _same(row)) is not None]
-    return []
-
-
-def down(home: Path) -> int:
-    """End the fleet of `home`, as its starter would. How many processes were there."""
-    found = running(home)
-    if not found:
-        return 0
-    temp = json.loads((home / STATE).read_text())["temp"]
-    with contextlib.suppress(psutil.NoSuchProcess):
-        found[0].terminate()
-    psutil.wait_procs(found[:1], timeout=STOP_S)
-    left = [process for process in found if process.is_running()]
-    family = [child for process in left for child in _children(process)]
-    _end([*left, *family])
-    _forget(home, temp)
-    return len(found)
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _same(row: Mapping[str, Any]) -> psutil.Process | None:
-    try:
-        process = psutil.Process(row["pid"])
-        alive = abs(process.create_time() - row["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-        return process if alive else None
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _reap(children: list[subprocess.Popen[bytes]]) -> None:
+def _reap(children: Iterable[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + 8.0
     for child in children:
         try:
@@ -195,20 +158,6 @@ def _reap(children: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-
-
-def _end(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=STOP_S)
-
-
-def _forget(home: Path, temp: str) -> None:
-    for name in (STATE, "api.json"):
-        (home / name).unlink(missing_ok=True)
-    if temp:
-        shutil.rmtree(temp, ignore_errors=True)
 
 
 def main() -> int:

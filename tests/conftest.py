@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it once, when it is imported
+
 from collections.abc import Iterator
 
 import pytest

@@ -49,7 +49,9 @@ class Pool:
             waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
             ready = wait(waiting, timeout=timeout_s)
             if not ready:
-                raise TimeoutError(f"ranks {[r for r in range(len(pipes)) if r not in results]} gave no result in {timeout_s} s")
+                raise TimeoutError(
+                    f"ranks {[r for r in range(len(pipes)) if r not in results]} gave no result in {timeout_s} s"
+                )
             for pipe in ready:
                 rank = pipes.index(pipe)  # type: ignore[arg-type]
                 ok, value = pipe.recv()  # type: ignore[union-attr]

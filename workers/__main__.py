@@ -1,13 +1,15 @@
 """`torchrun --nproc-per-node 8 -m workers job.yaml --root runs`: the same training without Ray or service.
 
 Rank 0 publishes checkpoints once every rank has reported its shard, and prints one JSON line a step. Started again with
-the same `--root` and `--job` it continues at the newest good checkpoint, in any layout.
+the same `--root` and `--job` it continues at the newest good checkpoint, in any layout; under another `--job` it starts
+anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import json
 import os
 import sys
@@ -22,9 +24,12 @@ from pydantic import ValidationError
 from workers import trainer
 from workers.checkpoint import manifest
 from workers.checkpoint.publisher import Publisher, newest_attempt
+from workers.checkpoint.shards import Corrupt
 from workers.checkpoint.storage import Storage
-from workers.reports import Report, ShardSaved
-from workers.spec import Assignment, RunSpec
+from workers.reports import CheckpointRefused, Moved, Report, SaveFailed, ShardSaved
+from workers.spec import Assignment, ParallelLayout, RunSpec, layouts
+
+SLOWEST_SAVE = datetime.timedelta(hours=1)  # that ranks wait for each other
 
 
 def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
@@ -32,51 +37,84 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
     rank, world = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     try:
         run = _run(options.job_file, world)
-    except (ValidationError, ValueError, OSError) as error:
-        sys.stderr.write(f"{options.job_file}: {error}\n" if rank == 0 else "")
+        storage = Storage.open(options.root).child(options.job)
+    except (ValueError, OSError, yaml.YAMLError) as error:
+        sys.stderr.write(f"{options.job_file}: {_sentence(error)}\n" if rank == 0 else "")
         return 2
     trainer.quieten(options.device)
     store = _store(environment, world)
-    storage = Storage.open(options.root).child(options.job)
-    resume = tuple(manifest.published(storage)) if options.resume and rank == 0 else ()
-    start = _shared(store, {"attempt": newest_attempt(storage) + 1, "resume": resume} if rank == 0 else None)
+    found = {"attempt": newest_attempt(storage) + 1, "resume": manifest.published(storage)} if rank == 0 else None
+    start = _shared(store, found)
     assignment = Assignment(
-        job=options.job, attempt=start["attempt"], token="torchrun", rank=rank, run=run, root=options.root, store_host="", store_port=0,
-        local_index=int(environment.get("LOCAL_RANK", "0")), device=options.device,
+        job=options.job,
+        attempt=start["attempt"],
+        token="torchrun",
+        rank=rank,
+        run=run,
+        root=options.root,
+        store_host="",
+        store_port=0,
+        local_index=int(environment.get("LOCAL_RANK", "0")),
+        device=options.device,
         resume=tuple(start["resume"]),
-    )  # fmt: skip
-    voice = Voice(assignment, storage, dist.PrefixStore("shards", store))
+    )
+    voice = Voice(assignment, storage, dist.PrefixStore("shards", store.clone()))  # it speaks in two threads
     trainer.train(assignment, dist.PrefixStore("ranks", store), voice)
     voice.close()
     return 0
 
 
 class Voice:
-    """Prints rank 0's reports as JSON lines, and carries every rank's shard records to rank 0, which publishes."""
+    """Prints rank 0's reports as JSON lines, and carries the end of every rank's save to rank 0, which publishes."""
 
     def __init__(self, assignment: Assignment, storage: Storage, store: dist.Store) -> None:
         self.assignment, self.store = assignment, store
         self.publisher = Publisher(storage, assignment.job, assignment.attempt, assignment.token, assignment.run)
+        self.refused: set[str] = set()
 
     def __call__(self, report: Report) -> None:
-        if isinstance(report, ShardSaved):
-            self.store.set(f"{report.step}/{report.rank}", json.dumps(dataclasses.asdict(report)))
-            if self.assignment.rank == 0:
-                self._publish(report.step)
-        elif self.assignment.rank == 0:
-            _print(type(report).__name__, dataclasses.asdict(report))
+        speaks = self.assignment.rank == 0
+        match report:
+            case ShardSaved() | SaveFailed():
+                self._tell_rank_0(report)
+                if speaks:
+                    self._conclude(report.step)
+            case Moved():
+                pass
+            case _ if speaks:
+                if isinstance(report, CheckpointRefused):
+                    self.refused.add(report.manifest)
+                _print(type(report).__name__, dataclasses.asdict(report))
 
-    def _publish(self, step: int) -> None:
-        records = [ShardSaved(**json.loads(self.store.get(f"{step}/{rank}"))) for rank in range(self.assignment.world)]
-        path = self.publisher.publish(step, records)
-        self.publisher.retain()
+    def _tell_rank_0(self, report: ShardSaved | SaveFailed) -> None:
+        saved = isinstance(report, ShardSaved)
+        self.store.set(f"{report.step}/{report.rank}", json.dumps([saved, dataclasses.asdict(report)]))
+
+    def _conclude(self, step: int) -> None:
+        """Publish the checkpoint if every rank saved its part; otherwise say why not. Training goes on."""
+        keys = [f"{step}/{rank}" for rank in range(self.assignment.world)]
+        self.store.wait(keys, SLOWEST_SAVE)
+        said = [json.loads(self.store.get(key)) for key in keys]
+        failures = [values for saved, values in said if not saved]
+        if failures:
+            _print("SaveFailed", failures[0])
+            return
+        try:
+            path = self.publisher.publish(step, [ShardSaved(**values) for _, values in said])
+        except (OSError, manifest.Incomplete, Corrupt) as error:
+            _print("SaveFailed", dataclasses.asdict(SaveFailed(step, 0, f"not published: {error}")))
+            return
         _print("CheckpointPublished", {"step": step, "manifest": path})
+        try:
+            self.publisher.retain(self.refused)
+        except OSError as error:
+            sys.stderr.write(f"old checkpoints could not be removed: {error}\n")
 
     def close(self) -> None:
         """Rank 0 may host the store: it leaves last."""
         self.store.set(f"closed/{self.assignment.rank}", "")
         if self.assignment.rank == 0:
-            self.store.wait([f"closed/{rank}" for rank in range(self.assignment.world)])
+            self.store.wait([f"closed/{rank}" for rank in range(self.assignment.world)], SLOWEST_SAVE)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -85,18 +123,32 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--root", required=True, help="storage root: a path or fsspec URI")
     parser.add_argument("--job", default="run", help="name of the run under the root")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--no-resume", dest="resume", action="store_false", help="start from the seed")
     return parser.parse_args(arguments)
 
 
 def _run(path: Path, world: int) -> RunSpec:
-    job: dict[str, Any] = yaml.safe_load(path.read_text())
-    if job.get("parallel") in (None, "auto"):
-        job["parallel"] = {"dp": world}
-    run = RunSpec.from_job(job)
-    if run.parallel.world != world:
-        raise ValueError(f"{run.parallel} needs {run.parallel.world} ranks; torchrun started {world}")
+    job = yaml.safe_load(path.read_text())
+    if not isinstance(job, dict):
+        raise ValueError(f"a job is a mapping of fields, as `train: {{steps: 100}}`, not {type(job).__name__}")
+    automatic = job.get("parallel") in (None, "auto")
+    run = RunSpec.from_job({**job, "parallel": {}} if automatic else job)
+    if automatic:
+        layout = next(layouts(world, run.model, run.train), ParallelLayout())
+        run = run.model_copy(update={"parallel": layout})
+    needed = run.parallel.world
+    if needed != world:
+        raise ValueError(
+            f"{run.parallel} needs {needed} ranks, and {world} were started: "
+            f"use torchrun --nproc-per-node {needed}, or change parallel"
+        )
     return run
+
+
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    problems = [(".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")) for item in error.errors()]
+    return "; ".join(f"{field}: {message}" if field else message for field, message in problems)
 
 
 def _store(environment: Mapping[str, str], world: int) -> dist.Store:

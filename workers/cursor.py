@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
+from workers.checkpoint.manifest import BadCheckpoint, Manifest
 from workers.spec import RunSpec
 
 
@@ -39,10 +39,11 @@ class Cursor:
         }
 
     @classmethod
-    def resumed(cls, header: Mapping[str, Any], attempt: int) -> Cursor:
-        """Where a checkpoint's header says to continue. Raises ValueError when the header is not whole."""
+    def resumed(cls, document: Manifest, attempt: int) -> Cursor:
+        """Where a checkpoint says to continue. Raises BadCheckpoint when its header is not whole."""
+        header = document.header
         try:
             ledger = [{key: int(entry[key]) for key in ("attempt", "start", "end")} for entry in header["ledger"]]
             return cls(attempt, int(header["step"]), int(header["samples"]), ledger)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the checkpoint's header lacks {error}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadCheckpoint(document.path, f"its header is not whole: {error!r}") from None

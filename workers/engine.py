@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from workers import numerics
 from workers.models.decoder import Decoder, initialise
 from workers.optimizer import Optimizer, gradients
-from workers.parallel import data, mesh as meshes, pipeline, tensor
+from workers.parallel import data, pipeline, tensor
 from workers.spec import RunSpec
 
 PARAMETERS = {"bf16": torch.float32, "fp32": torch.float32, "float64": torch.float64}
@@ -56,11 +56,16 @@ class Engine:
         parts = []
         for stage in pipeline.stages_of(mesh["pp"].get_local_rank(), self.layout):
             part = Decoder(
-                model, self.vocabulary, layers=layers[stage], first=stage == 0, last=stage == self.layout.stages - 1, dtype=PARAMETERS[precision]
+                model,
+                self.vocabulary,
+                layers=layers[stage],
+                first=stage == 0,
+                last=stage == self.layout.stages - 1,
+                dtype=PARAMETERS[precision],
             )
             initialise(part, model, self.run.train.seed)
-            part.to(self.device)
             tensor.apply(part, model, self.vocabulary, mesh["tp"])
+            part.to(self.device)  # after the split: a whole stage need not fit one device
             data.apply(part, mesh["dp"], COMPUTE[precision], PARAMETERS[precision])
             parts.append(part)
         return parts
@@ -79,7 +84,15 @@ class Engine:
         chunk = math.ceil(self.vocabulary / layout.tp)
         logits = min(chunk, max(0, self.vocabulary - chunk * mesh["tp"].get_local_rank()))
         return pipeline.Staged(
-            self.parts, loss, layout, micro_batches, self.run.model, logits, COMPUTE[train.precision], mesh["pp"], self.device
+            self.parts,
+            loss,
+            layout,
+            micro_batches,
+            self.run.model,
+            logits,
+            COMPUTE[train.precision],
+            mesh["pp"],
+            self.device,
         )
 
     def share(self, cursor: int) -> tuple[int, int]:
@@ -88,7 +101,7 @@ class Engine:
         return cursor + self.replica * count, count
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> Outcome:
-        """One optimizer step over this replica's samples, [samples, seq] each. Raises NonFinite on all ranks at once."""
+        """An optimizer step over [samples, seq] of this replica. Raises NonFinite on all ranks at once."""
         loss, norm = self.gradient(tokens, targets)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFinite(f"loss {loss}, gradient norm {norm} at step {self.optimizer.steps + 1}")

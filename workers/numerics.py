@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 
 def local_square(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
-    """This rank's share of the squared gradient norm, float64: summed over the world it is the whole, each element once."""
+    """This rank's share of the squared gradient norm, float64: their sum over the world has each element once."""
     total = torch.zeros((), dtype=torch.float64)
     for parameter in parameters:
         gradient = parameter.grad

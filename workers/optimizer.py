@@ -11,7 +11,7 @@ from workers.spec import TrainSpec
 
 
 def learning_rate(train: TrainSpec, step: int) -> float:
-    """Of step number `step`, from 1: linear warm-up, then the decay to the minimum at the horizon, which holds on after."""
+    """Of step number `step`, from 1: linear warm-up, then the decay to the minimum, which holds on past the horizon."""
     if step <= train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
     return train.min_learning_rate + (train.learning_rate - train.min_learning_rate) * _remaining(train, step)
@@ -45,7 +45,9 @@ class Optimizer:
         groups = [group for group in groups if group["params"]]
         self.inner: torch.optim.Optimizer
         if train.optimizer == "adamw":
-            self.inner = torch.optim.AdamW(groups, lr=train.learning_rate, betas=train.betas, eps=train.eps, foreach=True)
+            self.inner = torch.optim.AdamW(
+                groups, lr=train.learning_rate, betas=train.betas, eps=train.eps, foreach=True
+            )
             self.slots: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
         else:
             self.inner = torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum, foreach=True)

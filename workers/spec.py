@@ -6,10 +6,11 @@ Every value that can be built here can be run: an impossible layout or model rai
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Precision = Literal["bf16", "fp32", "float64"]
 Schedule = Literal["1f1b", "interleaved_1f1b"]
@@ -22,9 +23,9 @@ SERVICE_FIELDS = ("name", "resources", "placement", "budgets", "queue", "priorit
 
 
 class Spec(BaseModel):
-    """Frozen, and strict about names: an unknown field is an error."""
+    """Frozen, and strict: an unknown field is an error, and so is a number that is not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelSpec(Spec):
@@ -34,35 +35,40 @@ class ModelSpec(Spec):
     layers: int = Field(gt=0)
     hidden: int = Field(gt=0)
     heads: int = Field(gt=0)
-    kv_heads: int = Field(default=0, ge=0, description="0 means one for each query head")
-    ffn_hidden: int = Field(default=0, ge=0, description="0 means 8/3 of hidden, rounded up to a multiple of 16")
+    kv_heads: int = Field(default=0, ge=0, validate_default=True, description="0 means one for each query head")
+    ffn_hidden: int = Field(
+        default=0, ge=0, validate_default=True, description="0 means 8/3 of hidden, rounded up to a multiple of 16"
+    )
     seq_len: int = Field(gt=0)
     vocab_size: int = Field(default=0, ge=0, description="0 means the tokenizer's size")
     rope_theta: float = Field(default=10_000.0, gt=0)
     norm_eps: float = Field(default=1e-5, gt=0)
     init_std: float = Field(default=0.02, gt=0)
 
-    @model_validator(mode="before")
+    @field_validator("kv_heads")
     @classmethod
-    def _derive(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        filled = dict(value)
-        if not filled.get("kv_heads") and isinstance(filled.get("heads"), int):
-            filled["kv_heads"] = filled["heads"]
-        if not filled.get("ffn_hidden") and isinstance(filled.get("hidden"), int):
-            filled["ffn_hidden"] = -(-filled["hidden"] * 8 // 3 // 16) * 16
-        return filled
+    def _one_each(cls, value: int, known: ValidationInfo) -> int:
+        return value or known.data.get("heads", 0)
+
+    @field_validator("ffn_hidden")
+    @classmethod
+    def _eight_thirds(cls, value: int, known: ValidationInfo) -> int:
+        return value or -(-known.data.get("hidden", 0) * 8 // 48) * 16
 
     @model_validator(mode="after")
     def _possible(self) -> ModelSpec:
+        works = max(1, (self.hidden + self.heads) // (2 * self.heads)) * 2 * self.heads
         if self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} is not divisible by heads {self.heads}; try hidden {self.hidden // self.heads * self.heads or self.heads}")
+            raise ValueError(f"hidden {self.hidden} is not divisible by heads {self.heads}; try hidden {works}")
         if self.head_dim % 2:
-            raise ValueError(f"head size {self.head_dim} (hidden / heads) is odd; rotary positions need an even one")
+            raise ValueError(
+                f"head size {self.head_dim} (hidden / heads) is odd; rotary positions need it even: try hidden {works}"
+            )
         if self.heads % self.kv_heads:
-            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; kv_heads may be one of {divisors}")
+            raise ValueError(
+                f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; "
+                f"kv_heads may be one of {divisors(self.heads, 1024)}"
+            )
         return self
 
     @property
@@ -71,7 +77,7 @@ class ModelSpec(Spec):
 
 
 class DataSpec(Spec):
-    """Where text comes from. `source` is `builtin:topics` or a path or fsspec URI of text or JSON lines (`text` field)."""
+    """Where text comes from: `builtin:topics`, or a path or fsspec URI of text or of JSON lines with a text field."""
 
     source: str = "builtin:topics"
     tokenizer: str = Field(default="byte", description="`byte`, or the path or URI of a tokenizer.json")
@@ -88,20 +94,28 @@ class TrainSpec(Spec):
     min_learning_rate: float = Field(default=0.0, ge=0)
     decay: Decay = "cosine"
     warmup_steps: int = Field(default=0, ge=0)
-    decay_steps: int | None = Field(default=None, gt=0, description="wsd: length of the final decay; default a tenth of the horizon")
-    horizon: int | None = Field(default=None, gt=0, description="step at which the decay ends; default `steps`; a run may go on past it at the minimum")
+    decay_steps: int | None = Field(
+        default=None, gt=0, description="wsd: length of the final decay; default a tenth of the horizon"
+    )
+    horizon: int | None = Field(
+        default=None,
+        gt=0,
+        description="step at which the decay ends; default `steps`; a run may go on past it at the minimum",
+    )
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd only")
     clip_norm: float | None = Field(default=1.0, gt=0)
     precision: Precision = "bf16"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
     @model_validator(mode="after")
     def _possible(self) -> TrainSpec:
         if self.warmup_steps > self.end_of_decay:
-            raise ValueError(f"warmup_steps {self.warmup_steps} is longer than the horizon of {self.end_of_decay} steps")
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} is longer than the horizon of {self.end_of_decay} steps"
+            )
         if self.min_learning_rate > self.learning_rate:
             raise ValueError(f"min_learning_rate {self.min_learning_rate} is above learning_rate {self.learning_rate}")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -160,6 +174,11 @@ class ParallelLayout(Spec):
         return f"dp {self.dp} x pp {self.pp} x tp {self.tp}{vpp}"
 
 
+def divisors(number: int, limit: int) -> list[int]:
+    """Those of at most `limit`, smallest first."""
+    return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
+
+
 def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -> str | None:
     """Why this layout can't train this model at this batch, or None when it can."""
     if model.heads % layout.tp:
@@ -169,25 +188,35 @@ def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -
     if model.ffn_hidden % layout.tp:
         return f"tp {layout.tp} does not divide ffn_hidden {model.ffn_hidden}"
     if model.layers < layout.stages:
-        return f"{layout.stages} stages (pp {layout.pp} x vpp {layout.vpp}) need at least {layout.stages} layers; the model has {model.layers}"
+        stages = f"{layout.stages} stages (pp {layout.pp} x vpp {layout.vpp})"
+        return f"{stages} need at least {layout.stages} layers; the model has {model.layers}"
     if train.global_batch % (layout.dp * layout.micro_batch):
-        return f"global_batch {train.global_batch} is not divisible by dp {layout.dp} x micro_batch {layout.micro_batch}"
+        batch = f"dp {layout.dp} x micro_batch {layout.micro_batch}"
+        return f"global_batch {train.global_batch} is not divisible by {batch}"
     count = layout.micro_batches(train.global_batch)
     if count < layout.pp:
-        return f"{count} micro-batches a replica can't fill {layout.pp} pipeline stages; at least {layout.pp} are needed"
+        return f"{count} micro-batches a replica can't fill {layout.pp} pipeline stages; {layout.pp} are needed"
     if layout.vpp > 1 and count % layout.pp:
         return f"interleaved_1f1b needs micro-batches ({count}) divisible by pp {layout.pp}"
     return None
 
 
 def layouts(slots: int, model: ModelSpec, train: TrainSpec) -> Iterator[ParallelLayout]:
-    """Every 1F1B layout of at most `slots` ranks with one-sample micro-batches that can train the model: most ranks first, then dp first."""
-    for world in range(slots, 0, -1):
-        for tp in (n for n in range(1, world + 1) if world % n == 0):
-            for pp in (n for n in range(1, world // tp + 1) if world // tp % n == 0):
-                layout = ParallelLayout(dp=world // tp // pp, pp=pp, tp=tp)
-                if layout_problem(layout, model, train) is None:
-                    yield layout
+    """Every 1F1B layout of at most `slots` ranks with one-sample micro-batches that can train the model.
+
+    Most ranks first, then dp first.
+    """
+    replicas = divisors(train.global_batch, slots)
+    sizes = [
+        (-dp * pp * tp, tp, pp, dp)
+        for tp in divisors(model.heads, slots)
+        for pp in range(1, min(model.layers, slots // tp) + 1)
+        for dp in itertools.takewhile((slots // (tp * pp)).__ge__, replicas)
+    ]
+    for _, tp, pp, dp in sorted(sizes):
+        layout = ParallelLayout(dp=dp, pp=pp, tp=tp)
+        if layout_problem(layout, model, train) is None:
+            yield layout
 
 
 def check_layout(layout: ParallelLayout, model: ModelSpec, train: TrainSpec, slots: int | None = None) -> None:
@@ -207,7 +236,8 @@ def check_layout(layout: ParallelLayout, model: ModelSpec, train: TrainSpec, slo
 
     nearest = sorted(layouts(slots, model, train), key=distance)[:3]
     hint = "; ".join(str(other) for other in nearest) or "none for this model, batch and slots: change global_batch"
-    raise ValueError(f"{problem}. Layouts that work on {slots} slots: {hint}")
+    batch = " with micro_batch 1 and schedule 1f1b" if layout.micro_batch > 1 or layout.vpp > 1 else ""
+    raise ValueError(f"{problem}. Layouts that work on {slots} slots{batch}: {hint}")
 
 
 class RunSpec(Spec):

@@ -6,6 +6,7 @@ service. Every decision that changes what is computed is taken by all ranks toge
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -38,6 +39,7 @@ def train(assignment: Assignment, store: dist.Store, tell: Listener) -> None:
         saver = Saver(storage, assignment, tell)
         try:
             loop(assignment, engine, cursor, corpus, saver, tell)
+            tell(Moved(rank, "end", cursor.step, time.time()))
         finally:
             saver.close()
     tell(Finished(rank, cursor.step))
@@ -58,6 +60,7 @@ def loop(assignment: Assignment, engine: Engine, cursor: Cursor, corpus: Corpus,
             )  # fmt: skip
         tell(Moved(assignment.rank, "step", cursor.step, time.time()))
         if cursor.step % every == 0 or cursor.step == train_spec.steps:
+            tell(Moved(assignment.rank, "save", cursor.step, time.time()))
             saver.save(cursor.step, engine.state(), engine.axes(), cursor.header(assignment.run))
 
 
@@ -65,12 +68,12 @@ def continued(
     assignment: Assignment, storage: Storage, build: Callable[[], Engine], tell: Listener
 ) -> tuple[Engine, Cursor]:
     """An engine at the newest checkpoint that every rank could load and verify, or at the seed."""
+    engine = build()
     for path in assignment.resume:
-        engine = build()
         problem, cursor = "", Cursor(assignment.attempt)
         try:
             document = manifest.load(storage, path)
-            cursor = Cursor.resumed(document.header, assignment.attempt)
+            cursor = Cursor.resumed(document, assignment.attempt)
             logical.load(engine.state(), document, storage)
             engine.optimizer.resume(cursor.step)
         except manifest.BadCheckpoint as error:  # an outage or another model condemns no checkpoint
@@ -81,9 +84,13 @@ def continued(
             return engine, cursor
         if assignment.rank == 0:
             tell(CheckpointRefused(path, doubt))
+    if assignment.resume:  # a refused checkpoint may have filled a part of it; two at once may not fit
+        del engine
+        gc.collect()
+        engine = build()
     if assignment.rank == 0:
         tell(Resumed(0, None))
-    return build(), Cursor(assignment.attempt)
+    return engine, Cursor(assignment.attempt)
 
 
 def first_problem(mine: str) -> str:

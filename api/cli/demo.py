@@ -22,7 +22,8 @@ from rich.table import Table
 
 from api.cli import show, tables
 from api.client import POLL_S, Client
-from service import local
+from api.views import StepView
+from service import roster
 from service.contracts import errors
 from service.contracts.job import Phase
 from service.contracts.status import JobView
@@ -122,9 +123,13 @@ def _train(client: Client, steps: int, kill: bool, out: Console) -> Summary:
         arguments = (client.url, client.token, uid, steps // 2, out)
         threading.Thread(target=_kill_half_way, args=arguments, daemon=True).start()
     view = show.watch(client, uid, out)
-    summary = Summary(view, tuple(step.loss for step in client.metrics(uid)), time.monotonic() - began)
+    summary = Summary(view, tuple(_loss(step) for step in client.metrics(uid)), time.monotonic() - began)
     summary.show(out)
     return summary
+
+
+def _loss(step: StepView) -> float:
+    return float(step.model_dump()["loss"])
 
 
 def _kill_half_way(url: str, token: str, uid: str, half: int, out: Console) -> None:
@@ -167,4 +172,4 @@ def _end(fleet: subprocess.Popen[str], home: Path) -> None:
         fleet.wait()
     if fleet.stdout is not None:
         fleet.stdout.close()
-    local.down(home)
+    roster.down(home)

@@ -1,4 +1,4 @@
-"""Commands that run Phalanx itself on this machine: the fleet as a process of its own, so that this one loads no Ray."""
+"""Commands that run Phalanx itself on this machine: the fleet is a process of its own, this one loads no Ray."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from api.cli import connection, demo as demonstration, show
-from service import local
+from api.cli import connection, show
+from api.cli import demo as demonstration
+from service import roster
 
 app = typer.Typer()
 
@@ -37,7 +38,7 @@ def up(
 def down(context: typer.Context) -> None:
     """End the local fleet, the controller and the API. Jobs go on at their last checkpoint with the next `up`."""
     home = connection.home(context)
-    count = local.down(home)
+    count = roster.down(home)
     typer.echo(f"ended {count} processes" if count else f"nothing runs in {home}")
 
 

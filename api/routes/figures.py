@@ -22,9 +22,7 @@ def metrics(
     """One row a step, as the attempt that did it last measured it. What is not finite is null."""
     given.store.job(uid)
     rows = given.store.metrics(uid, after_step, limit)
-    steps = tuple(
-        StepView(**{**row.values, "step": row.step, "attempt": row.attempt, "at": row.at}) for row in rows
-    )
+    steps = tuple(StepView(**{**row.values, "step": row.step, "attempt": row.attempt, "at": row.at}) for row in rows)
     return MetricsPage(steps=steps, after_step=steps[-1].step if steps else after_step)
 
 

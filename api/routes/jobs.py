@@ -31,15 +31,11 @@ MISSING: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description
 class _DocumentedAsJobSpec:
     """The schema shows JobSpec; the body comes through untouched, for `parse_job` says best what is wrong."""
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return handler(JobSpec.__pydantic_core_schema__)
 
 
-@router.post(
-    "", status_code=201, responses={200: {"model": JobView, "description": "submitted before"}, **REFUSED}
-)
+@router.post("", status_code=201, responses={200: {"model": JobView, "description": "submitted before"}, **REFUSED})
 def submit(
     given: Given,
     request: Request,
@@ -109,8 +105,6 @@ def cancel(given: Given, uid: Uid) -> JobView:
     """Ask the controller to end the job and free its slots. Repeating it changes nothing."""
     phase = Phase(given.store.job(uid).phase)
     if phase.terminal:
-        raise errors.Conflict(
-            f"job {uid} is over: its phase is {phase}", hint="there is nothing left to cancel"
-        )
+        raise errors.Conflict(f"job {uid} is over: its phase is {phase}", hint="there is nothing left to cancel")
     given.store.request(uid, "cancel", time.time())
     return jobview.of(given.store.job(uid), given.storage_root, time.time())

@@ -164,8 +164,16 @@ class SaveFailed:
 
 
 GangEvent = (
-    GangStarted | GangRefused | GangResumed | StepsCompleted | GangFaulted | GangFinished | GangStopped
-    | CheckpointPublished | CheckpointRejected | SaveFailed
+    GangStarted
+    | GangRefused
+    | GangResumed
+    | StepsCompleted
+    | GangFaulted
+    | GangFinished
+    | GangStopped
+    | CheckpointPublished
+    | CheckpointRejected
+    | SaveFailed
 )
 JobEvent = JobSubmitted | CancelRequested | GangEvent
 Event = JobEvent | FleetObserved | Ticked

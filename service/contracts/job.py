@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Literal
+import re
+import reprlib
+import typing
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator
 
 from service.contracts.errors import UserError
 from workers.spec import CheckpointSpec, DataSpec, ModelSpec, ParallelLayout, RunSpec, Spec, TrainSpec, check_layout
+
+NAME_RULE = "1 to 63 lower-case letters, digits and dashes, with no dash at an end"
 
 
 class Phase(enum.StrEnum):
@@ -63,25 +68,37 @@ class Budgets(Spec):
         return int(getattr(self, cause.value))
 
 
+def _branch(value: Any) -> str:
+    return "auto" if isinstance(value, str) else "layout"
+
+
+Parallel = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[ParallelLayout, Tag("layout")], Discriminator(_branch)
+]
+"""What was written chooses the branch, so that only the problems of the branch that was meant are told."""
+
+
 class JobSpec(Spec):
     """What a user submits. Only `model`, `data`, `train.steps` and `resources.slots` have no default."""
 
-    name: str = Field(default="job", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="letters, digits and dashes")
+    name: str = Field(default="job", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description=NAME_RULE)
     model: ModelSpec
     data: DataSpec
     train: TrainSpec
-    parallel: Literal["auto"] | ParallelLayout = "auto"
     resources: Resources
+    parallel: Parallel = "auto"  # below the fields that it is checked against
     placement: PlacementPolicy = PlacementPolicy()
     checkpoint: CheckpointSpec = CheckpointSpec()
     budgets: Budgets = Budgets()
     queue: Literal["default"] = "default"
 
-    @model_validator(mode="after")
-    def _possible(self) -> JobSpec:
-        if isinstance(self.parallel, ParallelLayout):
-            check_layout(self.parallel, self.model, self.train, self.resources.slots)
-        return self
+    @field_validator("parallel")
+    @classmethod
+    def _possible(cls, value: str | ParallelLayout, known: ValidationInfo) -> str | ParallelLayout:
+        others = known.data
+        if isinstance(value, ParallelLayout) and {"model", "train", "resources"} <= others.keys():
+            check_layout(value, others["model"], others["train"], others["resources"].slots)
+        return value
 
     def run(self, layout: ParallelLayout) -> RunSpec:
         """What the ranks of an attempt under `layout` are told."""
@@ -91,42 +108,57 @@ class JobSpec(Spec):
 def parse_job(value: Any) -> JobSpec:
     """A JobSpec from what a person wrote; UserError names the field and what would work."""
     if not isinstance(value, dict):
-        raise UserError(f"a job is a mapping of fields, not {type(value).__name__}", hint="see the example in the README")
+        raise UserError(f"a job is a mapping of fields, not {reprlib.repr(value)}", hint=f"fields: {_fields(())}")
     try:
         return JobSpec.model_validate(value)
     except ValidationError as error:
-        raise user_error(error, JobSpec) from None
+        raise user_error(error) from None
 
 
-def user_error(error: ValidationError, spec: type[Spec]) -> UserError:
-    """The first problem of a ValidationError in one sentence, with the other problems in the hint."""
-    problems = [(_field(item["loc"]), item) for item in error.errors(include_url=False, include_context=False, include_input=False)]
-    sentences = [_sentence(field, dict(item), spec) for field, item in problems]
-    return UserError(sentences[0], field=problems[0][0], hint="; ".join(sentences[1:4]))
+def user_error(error: ValidationError) -> UserError:
+    """The first problem of a JobSpec's ValidationError in one sentence, with the next problems in the hint."""
+    problems = [(_path(item["loc"]), dict(item)) for item in error.errors(include_url=False, include_context=False)]
+    sentences = [_sentence(path, item) for path, item in problems]
+    return UserError(sentences[0], field=".".join(problems[0][0]), hint="; ".join(sentences[1:4]))
 
 
-def _field(location: tuple[int | str, ...]) -> str:
-    skip = {"ParallelLayout", "literal['auto']"}
-    return ".".join(str(part) for part in location if part not in skip)
+def _path(location: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Names of fields, from the outermost in; without the branch of `parallel`, which no one wrote."""
+    names = tuple(map(str, location))
+    return names[:1] + names[2:] if names[:1] == ("parallel",) else names
 
 
-def _sentence(field: str, item: dict[str, Any], spec: type[Spec]) -> str:
-    message = str(item["msg"]).removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        parent, _, name = field.rpartition(".")
-        return f"unknown field {name!r}{' in ' + parent if parent else ''}; known fields: {', '.join(_known(parent, spec))}"
-    if item["type"] == "missing":
-        return f"field {field!r} is required"
-    return f"{field}: {message}" if field else message
+def _sentence(path: tuple[str, ...], item: dict[str, Any]) -> str:
+    field, message, given = ".".join(path), str(item["msg"]), reprlib.repr(item["input"])
+    match item["type"]:
+        case "extra_forbidden":
+            parent = ".".join(path[:-1])
+            where = f" in {parent}" if parent else ""
+            return f"unknown field {path[-1]!r}{where}; known fields: {_fields(path[:-1])}"
+        case "missing":
+            return f"field {field!r} is required"
+        case "string_pattern_mismatch":
+            return f"{field} should be {NAME_RULE}, not {given}"
+        case "model_type" | "literal_error" if field == "parallel":
+            return f"parallel should be 'auto' or a mapping of fields ({_fields(path)}), not {given}"
+        case "model_type":
+            return f"{field} should be a mapping of fields ({_fields(path)}), not {given}"
+        case _ if message.startswith("Input should be "):
+            what = re.sub(r", (unable|got) .*", "", message.removeprefix("Input should be "))
+            return f"{field} should be {what}, not {given}"
+    return f"{field}: {message.removeprefix('Value error, ')}"
 
 
-def _known(parent: str, spec: type[Spec]) -> list[str]:
-    fields = spec.model_fields
-    for name in filter(None, parent.split(".")):
-        if name not in fields:
-            return []
-        kind = next((arg for arg in (fields[name].annotation, *getattr(fields[name].annotation, "__args__", ())) if isinstance(arg, type) and issubclass(arg, Spec)), None)
-        if kind is None:
-            return []
-        fields = kind.model_fields
-    return sorted(fields)
+def _fields(path: tuple[str, ...]) -> str:
+    """Names of the fields that may stand at `path`."""
+    spec: type[Spec] = JobSpec
+    for name in path:
+        spec = _spec(spec.model_fields[name].annotation) or spec
+    return ", ".join(sorted(spec.model_fields))
+
+
+def _spec(annotation: Any) -> type[Spec] | None:
+    """The Spec that a field holds, also as a branch of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return annotation
+    return next(filter(None, map(_spec, typing.get_args(annotation))), None)

@@ -35,7 +35,7 @@ def shortage(job: Job, jobs: Iterable[Job], fleet: Fleet) -> str | None:
     held: Counter[str] = Counter()
     for other in jobs:
         if other.placement:
-            held[other.spec.name] += sum(slot.node in alive for slot in other.placement.slots)
+            held[other.uid] += sum(slot.node in alive for slot in other.placement.slots)
     free = total - held.total()
     if need <= free:
         return None
@@ -46,7 +46,7 @@ def shortage(job: Job, jobs: Iterable[Job], fleet: Fleet) -> str | None:
 
 def behind(head: Job) -> str:
     """Why a job waits that is not at the head."""
-    return f"waits behind {head.spec.name}, which comes first and needs {head.spec.resources.slots} slots"
+    return f"waits behind {head.uid}, which comes first and needs {head.spec.resources.slots} slots"
 
 
 def _holders(held: Counter[str]) -> str:

@@ -1,6 +1,7 @@
 """Turns what the agents of one attempt say into events of the core. No Ray, no clock: time comes in.
 
-Faults are held back for a moment, so that the rank that died can be told from the peers that lost their connection to it.
+Faults are held back for a moment, so that the rank that died can be told from the peers that lost their connection
+to it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from service.contracts.events import (
     Event,
     Fault,
     GangFaulted,
+    GangFinished,
     GangResumed,
     SaveFailed,
     Step,
     StepsCompleted,
 )
-from service.runtime.logs import Chunk
 from service.runtime.node_agent import RankDied
 from workers import reports
 
@@ -42,14 +43,14 @@ class Ear:
         self.finished: set[int] = set()
         self.faults: list[Fault] = []
         self.fault_at: float | None = None
-        self.told_faults = False
-        self.shards: dict[int, dict[int, reports.ShardSaved]] = {}
+        self.over = False  # the attempt's end or its faults have been told
+        self.shards: dict[int, dict[int, reports.ShardSaved]] = {}  # step -> rank -> record, of steps above `saved`
+        self.saved = 0  # newest step of which every rank has saved its part
         self.complete: list[Complete] = []
-        self.chunks: list[Chunk] = []
         self.at_step: dict[int, int] = {}
 
     def hear(self, said: Iterable[Any], at: float) -> list[Event]:
-        """Events that follow at once. Chunks of logs and complete checkpoints are left in `chunks` and `complete`."""
+        """Events that follow at once. Checkpoints that are complete are left in `complete`."""
         events: list[Event] = []
         steps: list[Step] = []
         for what in said:
@@ -66,37 +67,34 @@ class Ear:
                     self._shard(what)
                 case reports.SaveFailed(step=step, rank=rank, reason=reason):
                     events.append(SaveFailed(self.uid, self.attempt, step, f"rank {rank}: {reason}", at))
-                case reports.Failed():
-                    self._fault(Fault(what.kind if what.kind != "storage" else "user", what.message, what.rank, self.nodes.get(what.rank), what.step, what.traceback), at)
+                case reports.Failed(rank=rank, message=message, step=step, traceback=traceback):
+                    kind = "user" if what.kind == "storage" else what.kind
+                    self._fault(Fault(kind, message, rank, self.nodes.get(rank), step, traceback), at)
                 case RankDied(rank=rank):
-                    step = self.at_step.get(rank, 0)
-                    self._fault(Fault("process_died", f"process of rank {rank} is gone", rank, self.nodes.get(rank), step), at)
+                    step, message = self.at_step.get(rank, 0), f"process of rank {rank} is gone"
+                    self._fault(Fault("process_died", message, rank, self.nodes.get(rank), step), at)
                 case reports.Finished(rank=rank):
                     self.finished.add(rank)
-                case Chunk():
-                    self.chunks.append(what)
         if steps:
-            events.append(StepsCompleted(self.uid, self.attempt, tuple(steps), at))
+            in_order = tuple(sorted(steps, key=lambda one: one.step))
+            events.append(StepsCompleted(self.uid, self.attempt, in_order, at))
         return events
 
-    def due(self, at: float) -> list[Event]:
-        """The faults, once their echoes have had time to arrive."""
-        if self.fault_at is None or self.told_faults or at - self.fault_at < ECHO_S:
+    def due(self, at: float, publishing: bool = False) -> list[Event]:
+        """The faults, once their echoes have had time to arrive; the end, once its last checkpoint is published."""
+        if self.over:
             return []
-        self.told_faults = True
-        return [GangFaulted(self.uid, self.attempt, tuple(self.faults), at)]
-
-    def take_chunks(self) -> list[Chunk]:
-        taken, self.chunks = self.chunks, []
-        return taken
+        if self.fault_at is not None and at - self.fault_at >= ECHO_S:
+            self.over = True
+            return [GangFaulted(self.uid, self.attempt, tuple(self.faults), at)]
+        if len(self.finished) == self.world and not self.complete and not publishing:
+            self.over = True
+            return [GangFinished(self.uid, self.attempt, at)]
+        return []
 
     def take_complete(self) -> list[Complete]:
         taken, self.complete = self.complete, []
         return taken
-
-    @property
-    def all_finished(self) -> bool:
-        return len(self.finished) == self.world
 
     def _fault(self, fault: Fault, at: float) -> None:
         self.faults.append(fault)
@@ -104,9 +102,12 @@ class Ear:
             self.fault_at = at
 
     def _shard(self, record: reports.ShardSaved) -> None:
-        known = self.shards.setdefault(record.step, {})
-        if record.rank in known:
+        """A rank saves in order: when all have saved a step, a part that an older one lacks has failed for good."""
+        if record.step <= self.saved:
             return
-        known[record.rank] = record
+        known = self.shards.setdefault(record.step, {})
+        known.setdefault(record.rank, record)
         if len(known) == self.world:
             self.complete.append(Complete(record.step, tuple(known[rank] for rank in range(self.world))))
+            self.saved = record.step
+            self.shards = {step: parts for step, parts in self.shards.items() if step > record.step}

@@ -32,7 +32,11 @@ def controller(settings: Settings, limits: liveness.Limits = liveness.DEFAULT) -
     """True when there is a controller, made now or before; False when the cluster can't be asked."""
     try:
         ControllerActor.options(
-            name=CONTROLLER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, scheduling_strategy=_where()
+            name=CONTROLLER,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=_where(),
         ).remote(settings, limits)
     except ray.exceptions.RayError as error:
         log.warning("no controller could be made: %s", error)
@@ -46,7 +50,7 @@ def handle() -> Any:
 
 
 def _where() -> NodeAffinitySchedulingStrategy | str:
-    """A node of role control, else the first by name that is not the head; soft, so that it moves when the node dies."""
+    """A node of role control, else one that is not the head; soft, so that it moves when the node dies."""
     rows = [row for row in ray.nodes() if row["Alive"]]
     control = [row for row in rows if row.get("Labels", {}).get(ROLE_LABEL) == CONTROL]
     others = [row for row in rows if "node:__internal_head__" not in row.get("Resources", {})]

@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from service.contracts.errors import ClusterError
@@ -57,26 +62,28 @@ class Order:
         return self.spec.run(command.layout)
 
 
-def start(command: StartGang, order: Order) -> None:
-    """Every rank has its process and its assignment when this returns. Raises GangRefused, and then holds nothing."""
+def start(command: StartGang, order: Order, abandoned: Callable[[], bool]) -> None:
+    """Every rank has its process and its assignment. Raises GangRefused; `stop` then frees what is held."""
     groups: dict[str, PlacementGroup] = {}
     try:
         by_node = _by_node(command.placement.slots)
-        groups = {node: _group(command.uid, node, len(ranks), order.spec.resources.device) for node, ranks in by_node.items()}
+        groups = {
+            node: _group(command.uid, node, len(ranks), order.spec.resources.device) for node, ranks in by_node.items()
+        }
         _wait_ready(groups.values())
         agents = {node: _agent(command, order, node, groups[node], ranks) for node, ranks in by_node.items()}
         actors = {rank: _rank(command, rank, groups[slot.node]) for rank, slot in enumerate(command.placement.slots)}
-        pids = dict(zip(actors, ray.get([actor.pid.remote() for actor in actors.values()], timeout=ACTORS_READY_S), strict=True))
+        pids = _answers({rank: actor.pid.remote() for rank, actor in actors.items()}, abandoned)
         first = command.placement.slots[0].node
         host, port = ray.get(agents[first].host_store.remote(order.epoch, order.addresses[first]), timeout=30)
         ray.get([
             agents[node].start.remote(order.epoch, [
-                Member(_assignment(command, order, rank, host, port), actors[rank], pids[rank]) for rank in ranks
+                Member(_assignment(command, order, rank, index, host, port), actors[rank], pids[rank])
+                for index, rank in enumerate(ranks)
             ])
             for node, ranks in by_node.items()
         ], timeout=30)  # fmt: skip
     except (ray.exceptions.RayError, GangRefused, KeyError) as error:
-        stop(command.uid, order.epoch)
         raise GangRefused(f"attempt {command.attempt} could not be started: {_first_line(error)}") from error
 
 
@@ -129,7 +136,11 @@ def _by_node(slots: Sequence[Slot]) -> dict[str, list[int]]:
 def _group(uid: str, node: str, slots: int, device: str) -> PlacementGroup:
     bundle = {"GPU": slots, "CPU": 1} if device == "gpu" else {"CPU": slots}
     return placement_group(
-        [bundle], strategy="STRICT_PACK", name=f"{uid}/{node}", lifetime="detached", bundle_label_selector=[{"ray.io/node-id": node}]
+        [bundle],
+        strategy="STRICT_PACK",
+        name=f"{uid}/{node}",
+        lifetime="detached",
+        bundle_label_selector=[{"ray.io/node-id": node}],
     )
 
 
@@ -145,9 +156,11 @@ def _agent(command: StartGang, order: Order, node: str, group: PlacementGroup, r
     name = command.placement.slots[ranks[0]].name
     gpu = order.spec.resources.device == "gpu"
     return NodeAgentActor.options(
-        name=f"{command.uid}/{name}/agent", namespace=NAMESPACE, lifetime="detached", scheduling_strategy=_inside(group),
-        num_cpus=0 if gpu else len(ranks), num_gpus=len(ranks) if gpu else 0,
-    ).remote(order.epoch, command.uid, command.attempt, name, CONTROLLER, NAMESPACE, order.root, order.scratch)  # fmt: skip
+        name=f"{command.uid}/{name}/agent", namespace=NAMESPACE, lifetime="detached",
+        scheduling_strategy=_inside(group), num_cpus=0 if gpu else len(ranks), num_gpus=len(ranks) if gpu else 0,
+    ).remote(
+        order.epoch, command.uid, command.attempt, name, CONTROLLER, NAMESPACE, order.root, order.scratch
+    )  # fmt: skip
 
 
 def _rank(command: StartGang, rank: int, group: PlacementGroup) -> Any:
@@ -162,11 +175,24 @@ def _inside(group: PlacementGroup) -> PlacementGroupSchedulingStrategy:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
 
 
-def _assignment(command: StartGang, order: Order, rank: int, host: str, port: int) -> Assignment:
+def _answers(calls: Mapping[int, Any], abandoned: Callable[[], bool]) -> dict[int, Any]:
+    """What each call gives, once all have; GangRefused when that takes too long or nobody wants it any more."""
+    waiting, deadline = list(calls.values()), time.monotonic() + ACTORS_READY_S
+    while waiting:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0.2)
+        if abandoned():
+            raise GangRefused("it was told to stop while it started")
+        if time.monotonic() > deadline:
+            raise GangRefused(f"{len(waiting)} of {len(calls)} ranks did not come up in {ACTORS_READY_S:.0f} s")
+    return {key: ray.get(call) for key, call in calls.items()}
+
+
+def _assignment(command: StartGang, order: Order, rank: int, index: int, host: str, port: int) -> Assignment:
+    """`index` counts the job's ranks of a node: a rank sees the job's devices there and no others."""
     return Assignment(
         job=command.uid, attempt=command.attempt, token=order.token, rank=rank, run=order.run(command), root=order.root,
         store_host=host, store_port=port, device=order.spec.resources.device,
-        local_index=command.placement.slots[rank].index, resume=order.resume,
+        local_index=index, resume=order.resume,
     )  # fmt: skip
 
 
@@ -174,7 +200,11 @@ def _stop_ranks(agents: Iterable[Any], epoch: int) -> list[Stopped]:
     """Ask every agent to end its ranks. An agent that is gone with its node has no ranks left to end."""
     answers = [agent.stop.remote(epoch) for agent in agents]
     stopped: list[Stopped] = []
-    gone = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError)
+    gone = (
+        ray.exceptions.ActorDiedError,
+        ray.exceptions.ActorUnavailableError,
+        ray.exceptions.GetTimeoutError,
+    )
     for answer in answers:
         with contextlib.suppress(*gone):
             stopped.append(ray.get(answer, timeout=processes.KILL_S + 10))
@@ -201,7 +231,11 @@ def _live_groups() -> list[dict[str, Any]]:
 def _names(uid: str = "") -> list[str]:
     """Names of the actors of one job, or of all jobs."""
     rows = ray.util.list_named_actors(all_namespaces=True)
-    return [row["name"] for row in rows if row["namespace"] == NAMESPACE and row["name"].startswith(f"{uid}/" if uid else "") and "/" in row["name"]]
+    return [
+        row["name"]
+        for row in rows
+        if row["namespace"] == NAMESPACE and row["name"].startswith(f"{uid}/" if uid else "") and "/" in row["name"]
+    ]
 
 
 def _handle(name: str) -> Any:

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -31,6 +32,7 @@ log = logging.getLogger("phalanx.hands")
 
 RETRY_S = 1.0
 PUBLISH_TRIES = 5
+RESUME_FROM = 8  # checkpoints that an attempt may walk back over
 THREADS = 32
 
 
@@ -38,6 +40,7 @@ class Hands:
     def __init__(self, epoch: int, settings: Settings, inbox: Any) -> None:
         self.epoch, self.settings, self.inbox = epoch, settings, inbox
         self.lanes = Lanes(THREADS)
+        self.stopped: dict[str, int] = {}  # job -> newest attempt that was told to stop
         self.over = threading.Event()
 
     def close(self) -> None:
@@ -49,17 +52,19 @@ class Hands:
         match command:
             case StartGang():
                 addresses = {node.id: node.address for node in fleet.nodes}
-                self.lanes.submit(job.uid, lambda: self._start(command, job, addresses))
+                self.lanes.submit(job.uid, partial(self._start, command, job, addresses))
                 return True
             case StopGang():
                 self.stop(command.uid, command.attempt)
                 return False
 
     def stop(self, uid: str, attempt: int) -> None:
-        self.lanes.submit(uid, lambda: self._stop(uid, attempt))
+        """Also gives up a start of this attempt that is under way."""
+        self.stopped[uid] = attempt
+        self.lanes.submit(uid, partial(self._stop, uid, attempt))
 
     def publish(self, job: Job, complete: Complete) -> None:
-        self.lanes.submit(_publishing(job.uid, job.attempt), lambda: self._publish(job, complete))
+        self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._publish, job, complete))
 
     def publishing(self, uid: str, attempt: int) -> bool:
         return self.lanes.busy(_publishing(uid, attempt))
@@ -67,28 +72,29 @@ class Hands:
     def watch(self, job: Job) -> None:
         """Tell when an agent of the job's gang is gone."""
         for node, agent in gang.agents(job.uid).items():
-            threading.Thread(target=self._wait_end, args=(job.uid, job.attempt, node, agent), daemon=True).start()
+            arguments = (job.uid, job.attempt, node, agent)
+            threading.Thread(target=self._wait_end, args=arguments, name=f"watch {node}", daemon=True).start()
 
     def sweep(self, owned: set[str]) -> None:
         """End what no live attempt owns."""
-        self.lanes.submit("sweep", lambda: self._sweep(owned))
+        self.lanes.submit("sweep", partial(self._sweep, owned))
 
     def _start(self, command: StartGang, job: Job, addresses: dict[str, str]) -> None:
+        uid, attempt = command.uid, command.attempt
         root = job.spec.checkpoint.root or self.settings.storage
         try:
-            published = manifest.published(Storage.open(root).child(job.uid))
-            resume = tuple(path for path in published if path not in command.rejected)
-            gang.start(command, gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, resume))
-        except (gang.GangRefused, OSError) as error:
-            log.warning("%s: %s", command.uid, error)
-            self._tell(events.GangRefused(command.uid, command.attempt, str(error), time.time()))
-        except Exception as error:
-            log.exception("starting %s", command.uid)
-            self._free(command.uid)
-            self._tell(events.GangRefused(command.uid, command.attempt, repr(error), time.time()))
-        else:
+            published = manifest.published(Storage.open(root).child(uid))
+            resume = [path for path in published if path not in command.rejected][:RESUME_FROM]
+            order = gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, tuple(resume))
+            gang.start(command, order, abandoned=lambda: self.stopped.get(uid, 0) >= attempt or self.over.is_set())
             self.watch(job)
-            self._tell(events.GangStarted(command.uid, command.attempt, time.time()))
+        except Exception as error:
+            if not isinstance(error, gang.GangRefused | OSError):
+                log.exception("starting %s", uid)
+            self._free(uid)
+            self._tell(events.GangRefused(uid, attempt, str(error) or repr(error), time.time()))
+        else:
+            self._tell(events.GangStarted(uid, attempt, time.time()))
 
     def _stop(self, uid: str, attempt: int) -> None:
         self._free(uid)
@@ -108,41 +114,39 @@ class Hands:
                 self.over.wait(RETRY_S)
 
     def _publish(self, job: Job, complete: Complete) -> None:
+        assert job.layout is not None
         root = job.spec.checkpoint.root or self.settings.storage
         storage = Storage.open(root).child(job.uid)
-        assert job.layout is not None
         publisher = Publisher(storage, job.uid, job.attempt, f"{self.epoch:x}", job.spec.run(job.layout))
-        at = time.time
-
-        def publish() -> str:
-            path = publisher.publish(complete.step, complete.records)
-            publisher.retain(job.rejected)
-            return path
-
         try:
-            path = self._patiently(publish)
+            path = self._patiently(lambda: publisher.publish(complete.step, complete.records))
         except (OSError, manifest.Incomplete, Corrupt) as error:
-            self._tell(events.SaveFailed(job.uid, job.attempt, complete.step, f"not published: {error}", at()))
-        else:
-            self._tell(events.CheckpointPublished(job.uid, job.attempt, complete.step, path, at()))
+            reason = f"not published: {error}"
+            self._tell(events.SaveFailed(job.uid, job.attempt, complete.step, reason, time.time()))
+            return
+        self._tell(events.CheckpointPublished(job.uid, job.attempt, complete.step, path, time.time()))
+        try:
+            publisher.retain(job.rejected)
+        except OSError as error:
+            log.warning("old checkpoints of %s could not be removed: %s", job.uid, error)
 
     def _patiently(self, work: Callable[[], str]) -> str:
         """Try again while storage is away; the last OSError is raised."""
-        for left in reversed(range(PUBLISH_TRIES)):
+        for _ in range(PUBLISH_TRIES - 1):
             try:
                 return work()
             except FileExistsError:
                 raise
-            except OSError:
-                if left == 0 or self.over.wait(RETRY_S):
-                    raise
-        raise AssertionError("unreachable")
+            except OSError as error:
+                log.warning("storage is away: %s", error)
+                self.over.wait(RETRY_S)
+        return work()
 
     def _sweep(self, owned: set[str]) -> None:
         try:
             for uid in gang.jobs_held() - owned:
                 log.warning("%s is held by no live attempt: ending it", uid)
-                self.lanes.submit(uid, lambda uid=uid: self._free(uid))  # type: ignore[misc]
+                self.lanes.submit(uid, partial(self._free, uid))
         except ray.exceptions.RayError as error:
             log.warning("sweep: %s", error)
 
@@ -150,9 +154,8 @@ class Hands:
         try:
             ray.get(agent.wait_end.remote())
         except ray.exceptions.RayError as error:
-            if self.over.is_set():
-                return
-            fault = events.Fault("process_died", f"the agent on node {node} is gone: {type(error).__name__}", node=node)
+            message = f"the agent on node {node} is gone: {type(error).__name__}"
+            fault = events.Fault("process_died", message, node=node)
             self._tell(events.GangFaulted(uid, attempt, (fault,), time.time()))
 
     def _tell(self, event: events.Event) -> None:

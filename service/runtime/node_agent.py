@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -51,7 +52,7 @@ class Standing:
 
     attempt: int
     pids: dict[int, int]  # rank -> pid, of those alive
-    ended: tuple[Report, ...]  # Finished and Failed
+    ended: tuple[Finished | Failed, ...]
     shards: tuple[ShardSaved, ...]  # the newest ones
 
 
@@ -67,7 +68,17 @@ class Stopped:
 
 
 class NodeAgent:
-    def __init__(self, epoch: int, job: str, attempt: int, node: str, controller: str, namespace: str, root: str, scratch: str) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        job: str,
+        attempt: int,
+        node: str,
+        controller: str,
+        namespace: str,
+        root: str,
+        scratch: str,
+    ) -> None:
         self.epoch, self.job, self.attempt, self.node = epoch, job, attempt, node
         self.controller, self.namespace = controller, namespace
         self.storage = Storage.open(root).child(job)
@@ -76,7 +87,7 @@ class NodeAgent:
         self.shipping = threading.Lock()
         self.wake = threading.Event()
         self.members: dict[int, Member] = {}
-        self.ended: dict[int, Report] = {}
+        self.ended: dict[int, Finished | Failed] = {}
         self.shards: list[ShardSaved] = []
         self.unsaid: list[Said] = []
         self.number = 0
@@ -92,9 +103,9 @@ class NodeAgent:
     def host_store(self, epoch: int, address: str) -> tuple[str, int]:
         """Open the rendezvous store on this node, outside the ranks. (IP literal, port)."""
         self._obey(epoch)
-        import torch.distributed as dist
+        from torch.distributed import TCPStore
 
-        self.rendezvous = dist.TCPStore(address, 0, None, True, wait_for_workers=False)
+        self.rendezvous = TCPStore(address, 0, None, True, wait_for_workers=False)
         return address, self.rendezvous.port
 
     def start(self, epoch: int, members: Sequence[Member]) -> None:
@@ -117,6 +128,8 @@ class NodeAgent:
         left = processes.end(member.pid for member in self.members.values())
         with self.shipping:
             self._ship(last=True)
+        if self.shipper.done():
+            shutil.rmtree(self.folder, ignore_errors=True)
         with self.lock:
             return Stopped(self.job, self.attempt, self.node, tuple(left), tuple(self.unsaid))
 
@@ -148,7 +161,9 @@ class NodeAgent:
     def _say(self, what: Any, now: bool = True) -> None:
         with self.lock:
             if isinstance(what, Moved):  # only the newest of a rank counts
-                self.unsaid = [(n, old) for n, old in self.unsaid if not (isinstance(old, Moved) and old.rank == what.rank)]
+                self.unsaid = [
+                    (n, old) for n, old in self.unsaid if not (isinstance(old, Moved) and old.rank == what.rank)
+                ]
             self.number += 1
             self.unsaid.append((self.number, what))
         if now:

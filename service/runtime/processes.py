@@ -33,17 +33,22 @@ class Watch:
 
     def ended(self, timeout_s: float) -> list[int]:
         """Pids that ended since the last call; waits up to the timeout for one."""
-        gone = []
-        for descriptor, _ in self.poll.poll(timeout_s * 1000):
-            gone.append(self.descriptors.pop(descriptor))
-            self.poll.unregister(descriptor)
-            os.close(descriptor)
-        return gone
+        return [self._forget(descriptor) for descriptor, _ in self.poll.poll(timeout_s * 1000)]
+
+    def watched(self) -> frozenset[int]:
+        """Pids of those that have not been told to have ended."""
+        return frozenset(self.descriptors.copy().values())
 
     def close(self) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-        self.descriptors = {}
+        """Watch none of them any more."""
+        for descriptor in tuple(self.descriptors):
+            self._forget(descriptor)
+
+    def _forget(self, descriptor: int) -> int:
+        pid = self.descriptors.pop(descriptor)
+        self.poll.unregister(descriptor)
+        os.close(descriptor)
+        return pid
 
 
 def end(pids: Iterable[int], timeout_s: float = KILL_S) -> list[int]:

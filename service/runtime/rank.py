@@ -41,11 +41,12 @@ class Rank:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
         redirect(Path(logs), assignment.rank)
         pp, dp, tp = assignment.run.parallel.coordinates(assignment.rank)
-        say(f"rank {assignment.rank} of {assignment.world} (pp {pp}, dp {dp}, tp {tp}), attempt {assignment.attempt}, pid {os.getpid()}")
+        where = f"(pp {pp}, dp {dp}, tp {tp}), attempt {assignment.attempt}, pid {os.getpid()}"
+        say(f"rank {assignment.rank} of {assignment.world} {where}")
         threading.Thread(target=self._train, args=(assignment, agent), name="trainer", daemon=True).start()
 
     def _train(self, assignment: Assignment, agent: Any) -> None:
-        import torch.distributed as dist
+        from torch.distributed import PrefixStore, TCPStore
 
         from workers import trainer
 
@@ -58,8 +59,8 @@ class Rank:
 
         try:
             trainer.quieten(assignment.device)
-            store = dist.TCPStore(assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False)
-            trainer.train(assignment, dist.PrefixStore(str(assignment.attempt), store), tell)
+            store = TCPStore(assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False)
+            trainer.train(assignment, PrefixStore(str(assignment.attempt), store), tell)
         except BaseException as error:
             text = traceback.format_exc()
             sys.stderr.write(text)
@@ -81,7 +82,15 @@ def kind_of(error: BaseException) -> FaultKind:
     if isinstance(error, NonFinite):
         return "numeric"
     text = str(error)
-    broken = ("Connection closed by peer", "Connection reset", "Socket closed", "Timed out waiting", "NCCL", "gloo/transport", "Broken pipe")
+    broken = (
+        "Connection closed by peer",
+        "Connection reset",
+        "Socket closed",
+        "Timed out waiting",
+        "NCCL",
+        "gloo/transport",
+        "Broken pipe",
+    )
     if isinstance(error, dist.DistError) or any(sign in text for sign in broken):
         return "peer"
     return "user"
@@ -101,7 +110,9 @@ def sentence(report: Report) -> str:
         case Failed():
             return ""
         case _:
-            return f"{type(report).__name__} {dataclasses.asdict(report)}" if type(report).__name__ == "SaveFailed" else ""
+            return (
+                f"{type(report).__name__} {dataclasses.asdict(report)}" if type(report).__name__ == "SaveFailed" else ""
+            )
 
 
 def say(line: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from service.contracts.events import CheckpointPublished, CheckpointRejected, Event, StepsCompleted
 from service.contracts.cluster import Fleet
+from service.contracts.events import CheckpointPublished, CheckpointRejected, Event, Step, StepsCompleted
 from service.core import codec, status
 from service.core.commands import Record
 from service.core.state import Job
@@ -15,19 +15,17 @@ from service.store.records import Changes, CheckpointRow, JobUpdate, LogChunk, M
 
 
 def job(job: Job) -> JobUpdate:
-    return JobUpdate(
-        job.uid, job.phase.value, job.reason, status.status(job).model_dump(mode="json"), codec.dump(job), job.ended_at
-    )
+    told = status.status(job).model_dump(mode="json")
+    return JobUpdate(job.uid, job.phase.value, job.reason, told, codec.dump(job), job.ended_at)
 
 
 def metrics(events: Iterable[Event]) -> list[MetricRow]:
     return [
-        MetricRow(event.uid, step.step, event.attempt, step.at, {
-            "loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate, "tokens": step.tokens,
-            "samples": step.samples, "step_s": step.step_s, "tokens_per_s": step.tokens / step.step_s,
-        })
-        for event in events if isinstance(event, StepsCompleted) for step in event.steps
-    ]  # fmt: skip
+        MetricRow(event.uid, step.step, event.attempt, step.at, _figures(step))
+        for event in events
+        if isinstance(event, StepsCompleted)
+        for step in event.steps
+    ]
 
 
 def checkpoints(events: Iterable[Event]) -> list[CheckpointRow]:
@@ -39,6 +37,11 @@ def checkpoints(events: Iterable[Event]) -> list[CheckpointRow]:
             step, attempt = (int(part) for part in event.manifest.rpartition("/")[2].removesuffix(".json").split("-"))
             rows.append(CheckpointRow(event.uid, step, attempt, event.manifest, event.at, event.reason))
     return rows
+
+
+def _figures(step: Step) -> dict[str, float | None]:
+    figures = {name: value for name, value in dataclasses.asdict(step).items() if name not in ("step", "at")}
+    return {**figures, "tokens_per_s": step.tokens / step.step_s if step.step_s > 0 else None}
 
 
 def nodes(fleet: Fleet, at: float) -> list[NodeRow]:

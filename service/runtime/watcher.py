@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
@@ -13,12 +14,17 @@ CONTROL = "control"
 
 
 def fleet() -> Fleet:
+    """As Ray sees it now."""
+    return of(ray.nodes())
+
+
+def of(rows: Iterable[Mapping[str, Any]]) -> Fleet:
     """The alive nodes that can hold ranks, by name. Nodes of role `control` and nodes without a slot are left out."""
-    nodes = [node(row) for row in ray.nodes() if row["Alive"] and row.get("Labels", {}).get(ROLE_LABEL) != CONTROL]
+    nodes = [node(row) for row in rows if row["Alive"] and row.get("Labels", {}).get(ROLE_LABEL) != CONTROL]
     return Fleet(tuple(sorted((found for found in nodes if found.slots), key=lambda found: found.name)))
 
 
-def node(row: dict[str, Any]) -> Node:
+def node(row: Mapping[str, Any]) -> Node:
     """One row of Ray's table. A node with GPUs offers those; without, its CPUs."""
     labels, resources = row.get("Labels", {}), row.get("Resources", {})
     device = "gpu" if resources.get("GPU") else "cpu"

@@ -108,9 +108,7 @@ def test_get_in_three_forms(run: Run, world: World, file: Path) -> None:
     shown = run("get", uid).stdout
     assert "failed: the same error [again]" in shown
     assert "5.5000 at first, 3.2500 now" in shown
-    assert json.loads(run("get", uid, "-o", "json").stdout) == yaml.safe_load(
-        run("get", uid, "-o", "yaml").stdout
-    )
+    assert json.loads(run("get", uid, "-o", "json").stdout) == yaml.safe_load(run("get", uid, "-o", "yaml").stdout)
 
 
 def test_logs_and_events(run: Run, world: World, file: Path) -> None:
@@ -177,9 +175,7 @@ def test_follow_draws_a_line_of_progress_on_a_terminal(world: World) -> None:
             return super().write(text)
 
     screen = Screen()
-    out = Console(
-        file=screen, force_terminal=True, width=80, highlight=False, markup=False, color_system=None
-    )
+    out = Console(file=screen, force_terminal=True, width=80, highlight=False, markup=False, color_system=None)
     with world.client() as client:
         view = show.follow(client, uid, out)
     assert view.phase is Phase.SUCCEEDED

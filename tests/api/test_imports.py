@@ -11,7 +11,5 @@ import pytest
 @pytest.mark.parametrize("module", ["api.app, api.serve", "api.cli.main"])
 def test_neither_ray_nor_torch_is_loaded(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'ray', 'torch'}} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -42,9 +42,7 @@ def test_a_process_serves_ends_its_streams_and_comes_back(tmp_path: Path) -> Non
             store = Store.open(f"sqlite:///{home}/store.sqlite3")
             epoch = store.acquire("test", 60)
             assert epoch is not None
-            over = JobUpdate(
-                made.uid, Phase.SUCCEEDED.value, "", made.status.model_dump(mode="json"), {}, 2.0
-            )
+            over = JobUpdate(made.uid, Phase.SUCCEEDED.value, "", made.status.model_dump(mode="json"), {}, 2.0)
             store.commit(epoch, Changes(jobs=[over], events=[(made.uid, 2.0, "JobEnded", "", {})]))
             store.close()
             assert [event.type for event in stream] == ["JobEnded"]
@@ -58,9 +56,7 @@ def test_a_process_serves_ends_its_streams_and_comes_back(tmp_path: Path) -> Non
 
 def test_a_wrong_setting_is_one_clear_line(tmp_path: Path) -> None:
     environ = {**os.environ, "PHALANX_HOME": str(tmp_path), "PHALANX_API_PORT": "http"}
-    done = subprocess.run(
-        [sys.executable, "-m", "api"], env=environ, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-m", "api"], env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("phalanx api: PHALANX_API_PORT")
     assert len(done.stderr.splitlines()) == 1

@@ -49,9 +49,7 @@ def test_an_events_page(http: httpx.Client, told: str) -> None:
         ({"attempt": 9}, []),
     ],
 )
-def test_a_logs_page_and_stream(
-    http: httpx.Client, told: str, query: dict[str, int], texts: list[str]
-) -> None:
+def test_a_logs_page_and_stream(http: httpx.Client, told: str, query: dict[str, int], texts: list[str]) -> None:
     page = http.get(f"/v1/jobs/{told}/logs", params=query).json()
     assert [line["text"] for line in page["lines"]] == texts
     stream = read_stream(http.get(f"/v1/jobs/{told}/logs", params=query, headers=SSE).text)
@@ -61,18 +59,14 @@ def test_a_logs_page_and_stream(
 
 def test_small_pages_of_a_log_add_up(http: httpx.Client, told: str) -> None:
     found, after = [], "0:0"
-    while lines := (page := http.get(f"/v1/jobs/{told}/logs", params={"after": after, "limit": 2}).json())[
-        "lines"
-    ]:
+    while lines := (page := http.get(f"/v1/jobs/{told}/logs", params={"after": after, "limit": 2}).json())["lines"]:
         found += [line["text"] for line in lines]
         after = page["after"]
     assert found == TEXTS
 
 
 @pytest.mark.parametrize("feed", ["events", "logs"])
-def test_a_stream_cut_anywhere_goes_on_without_gap_or_double(
-    http: httpx.Client, told: str, feed: str
-) -> None:
+def test_a_stream_cut_anywhere_goes_on_without_gap_or_double(http: httpx.Client, told: str, feed: str) -> None:
     whole = read_stream(http.get(f"/v1/jobs/{told}/{feed}", headers=SSE).text)
     ids = [said.id for said in whole[:-1]]
     assert len(ids) == len(set(ids)) >= 5

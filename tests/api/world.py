@@ -114,16 +114,12 @@ class World:
         update = JobUpdate(
             uid, phase.value, reason, status.model_dump(mode="json"), {}, now if phase.terminal else None
         )
-        self.commit(
-            jobs=[update], events=[(uid, now, "PhaseChanged", f"now {phase}", {"phase": phase.value})]
-        )
+        self.commit(jobs=[update], events=[(uid, now, "PhaseChanged", f"now {phase}", {"phase": phase.value})])
 
     def say(self, uid: str, *reasons: str) -> None:
         self.commit(events=[(uid, time.time(), "Said", reason, {}) for reason in reasons])
 
-    def log(
-        self, uid: str, path: str, lines: list[tuple[int, str]], attempt: int = 1, node: str = "n1"
-    ) -> None:
+    def log(self, uid: str, path: str, lines: list[tuple[int, str]], attempt: int = 1, node: str = "n1") -> None:
         """Ship one chunk of (rank, text)."""
         file = Path(self.root, uid, path)
         file.parent.mkdir(parents=True, exist_ok=True)

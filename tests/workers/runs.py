@@ -1,4 +1,4 @@
-"""What the pool's processes run: an engine over some steps, or the whole trainer with its reports; tensors come back whole."""
+"""What the pool's processes run: an engine over some steps, or the whole trainer; tensors come back whole."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ def gradients(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
         engine = Engine(run, corpus.vocabulary, axes, torch.device("cpu"))
         loss, norm = engine.gradient(*corpus.batch(*engine.share(0)))
-        return {"loss": loss, "norm": norm, "tensors": {name: p.grad.full_tensor().numpy() for name, p in engine.named.items()}}
+        return {
+            "loss": loss,
+            "norm": norm,
+            "tensors": {name: p.grad.full_tensor().numpy() for name, p in engine.named.items()},
+        }
 
 
 def whole(engine: Engine) -> dict[str, np.ndarray]:
@@ -62,7 +66,16 @@ def train(store: dist.Store, rank: int, root: str, run: RunSpec, attempt: int, r
     """The trainer to its end; what it reported."""
     said: list[Report] = []
     assignment = Assignment(
-        job="run", attempt=attempt, token="test", rank=rank, run=run, root=root, store_host="", store_port=0, resume=resume, timeout_s=60.0
+        job="run",
+        attempt=attempt,
+        token="test",
+        rank=rank,
+        run=run,
+        root=root,
+        store_host="",
+        store_port=0,
+        resume=resume,
+        timeout_s=60.0,
     )
     trainer.train(assignment, store, said.append)
     return said

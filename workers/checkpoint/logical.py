@@ -148,9 +148,7 @@ def _fill(reader: Reader, at: int, extent: Sequence[int], start: Sequence[int], 
     for row in range(0, into.shape[0], at_once):
         rows = min(at_once, into.shape[0] - row)
         begin = at + (start[0] + row) * width
-        block = torch.frombuffer(reader.read(begin, begin + rows * width), dtype=into.dtype).view(
-            rows, *extent[1:]
-        )
+        block = torch.frombuffer(reader.read(begin, begin + rows * width), dtype=into.dtype).view(rows, *extent[1:])
         for dim in range(1, into.ndim):
             block = block.narrow(dim, start[dim], into.shape[dim])
         into.narrow(0, row, rows).copy_(block)
@@ -198,9 +196,7 @@ def _cuts(name: str, tensor: DTensor) -> dict[int, list[int]]:
             continue
         before = cuts.setdefault(placement.dim, [])
         factor = int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
-        counts = [
-            math.prod(tensor.device_mesh.size(one) for one in before[:n]) for n in range(len(before) + 1)
-        ]
+        counts = [math.prod(tensor.device_mesh.size(one) for one in before[:n]) for n in range(len(before) + 1)]
         if factor not in counts:
             raise ValueError(f"{name}: no order of cuts gives {tensor.placements} on {tensor.device_mesh}")
         before.insert(counts.index(factor), axis)
@@ -211,9 +207,7 @@ def _owner(name: str, owner: bool | None) -> bool:
     if owner is not None:
         return owner
     if dist.is_initialized() and dist.get_world_size() > 1:
-        raise ValueError(
-            f"{name} is a plain tensor on one of {dist.get_world_size()} ranks: say which is its owner"
-        )
+        raise ValueError(f"{name} is a plain tensor on one of {dist.get_world_size()} ranks: say which is its owner")
     return True
 
 

@@ -171,9 +171,7 @@ def load(storage: Storage, path: str) -> Manifest:
 
 def published(storage: Storage) -> list[str]:
     """Paths of all manifests, the newest (step, then attempt) first."""
-    return sorted(
-        (name for name in storage.names(MANIFESTS) if _NAME.fullmatch(name)), key=_key, reverse=True
-    )
+    return sorted((name for name in storage.names(MANIFESTS) if _NAME.fullmatch(name)), key=_key, reverse=True)
 
 
 def readers(storage: Storage, manifest: Manifest) -> tuple[Reader, ...]:
@@ -192,9 +190,7 @@ def verify(storage: Storage, path: str) -> Manifest:
     return manifest
 
 
-def retain(
-    storage: Storage, keep: int, protect: Collection[str] = (), rejected: Collection[str] = ()
-) -> list[str]:
+def retain(storage: Storage, keep: int, protect: Collection[str] = (), rejected: Collection[str] = ()) -> list[str]:
     """Keep the newest `keep` published checkpoints and the protected; remove older ones. What was removed.
 
     `rejected` manifests are no good and aren't counted. A manifest goes before its shards, so that no
@@ -344,6 +340,5 @@ def _meeting(pieces: Sequence[Stored], dims: int) -> Iterable[tuple[Stored, Stor
 
 def _meet(one: Stored, other: Stored) -> bool:
     return all(
-        a < b + m and b < a + n
-        for a, n, b, m in zip(one.offset, one.extent, other.offset, other.extent, strict=True)
+        a < b + m and b < a + n for a, n, b, m in zip(one.offset, one.extent, other.offset, other.extent, strict=True)
     )

@@ -23,7 +23,7 @@ class Publisher:
         self.storage, self.job, self.attempt, self.token, self.run = storage, job, attempt, token, run
 
     def publish(self, step: int, saved: Iterable[ShardSaved]) -> str:
-        """The manifest's path. Raises Incomplete or Corrupt when the shards are not a whole, OSError when storage is away."""
+        """The manifest's path. Incomplete or Corrupt: the shards are not a whole. OSError: storage is away."""
         records = list(saved)
         headers = {repr(record.header) for record in records}
         if len(headers) != 1:

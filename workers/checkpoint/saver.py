@@ -26,9 +26,7 @@ class Saver:
     event and no exception. What does raise, from the next `save` or `close`, is a `report` that failed.
     """
 
-    def __init__(
-        self, storage: Storage, assignment: Assignment, report: Callable[[reports.Report], None]
-    ) -> None:
+    def __init__(self, storage: Storage, assignment: Assignment, report: Callable[[reports.Report], None]) -> None:
         self.storage = storage  # of the job
         self.assignment = assignment
         self.report = report
@@ -76,9 +74,7 @@ class Saver:
         except Exception as error:
             self.report(self._failed(step, error))
             return
-        self.report(
-            reports.ShardSaved(step, me.rank, record.index, record.digest, record.nbytes, header, stall)
-        )
+        self.report(reports.ShardSaved(step, me.rank, record.index, record.digest, record.nbytes, header, stall))
 
     def _failed(self, step: int, error: Exception) -> reports.SaveFailed:
         return reports.SaveFailed(step, self.assignment.rank, f"{type(error).__name__}: {error}")

@@ -69,18 +69,14 @@ class Region:
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
-            raise ValueError(
-                f"{self.tensor}: dtype {self.dtype} can't be stored; known: {', '.join(ITEM_BYTES)}"
-            )
+            raise ValueError(f"{self.tensor}: dtype {self.dtype} can't be stored; known: {', '.join(ITEM_BYTES)}")
         if sorted(self.axes) != list(range(len(self.shape))):
             raise ValueError(f"{self.tensor}: axes {self.axes} are no order of {len(self.shape)} dimensions")
         if not len(self.shape) == len(self.offset) == len(self.extent) or not all(
             0 <= start <= start + length <= size
             for size, start, length in zip(self.shape, self.offset, self.extent, strict=True)
         ):
-            raise ValueError(
-                f"{self.tensor}: {self.extent} at {self.offset} is not inside shape {self.shape}"
-            )
+            raise ValueError(f"{self.tensor}: {self.extent} at {self.offset} is not inside shape {self.shape}")
 
     @property
     def nbytes(self) -> int:
@@ -139,9 +135,7 @@ def write(storage: Storage, folder: str, rank: int, pieces: Iterable[Piece]) -> 
             entries.append(Entry(piece.region, file.nbytes))
             data = memoryview(piece.data())
             if data.nbytes != piece.region.nbytes:
-                raise ValueError(
-                    f"{piece.region.tensor}: {data.nbytes} bytes for a piece of {piece.region.nbytes}"
-                )
+                raise ValueError(f"{piece.region.tensor}: {data.nbytes} bytes for a piece of {piece.region.nbytes}")
             if data.nbytes:  # an empty view can't be cast
                 file.write(data.cast("B"))
     index = encode(Index(f"{name}.bin", file.nbytes, BLOCK, file.finish(), tuple(entries)))
@@ -175,9 +169,7 @@ def read_index(storage: Storage, path: str, expected: str) -> Index:
     except FileNotFoundError:
         raise Corrupt(path, "missing") from None
     if digest(data) != expected:
-        raise Corrupt(
-            path, f"digest {digest(data)} is not the expected {expected}: damaged, or of another attempt"
-        )
+        raise Corrupt(path, f"digest {digest(data)} is not the expected {expected}: damaged, or of another attempt")
     try:
         return _decode(path, json.loads(data))
     except (KeyError, TypeError, ValueError) as error:
@@ -261,9 +253,7 @@ class Reader:
             blocks[n] = data[low : low + index.block]
             if digest(blocks[n]) != index.checksums[n]:
                 first = start + low
-                raise Corrupt(
-                    self.path, f"bytes {first} to {first + len(blocks[n])} (block {n}) fail their checksum"
-                )
+                raise Corrupt(self.path, f"bytes {first} to {first + len(blocks[n])} (block {n}) fail their checksum")
         return blocks
 
 
@@ -304,9 +294,7 @@ class _Checksummed:
 
 def _decode(path: str, value: dict[str, Any]) -> Index:
     if value["format"] != FORMAT or value["version"] != VERSION:
-        raise Corrupt(
-            path, f"is {value['format']} version {value['version']}; this reads {FORMAT} version {VERSION}"
-        )
+        raise Corrupt(path, f"is {value['format']} version {value['version']}; this reads {FORMAT} version {VERSION}")
     index = Index(
         file=value["file"],
         nbytes=value["nbytes"],

@@ -200,9 +200,7 @@ def _link(temporary: Path, final: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
-        hint = (
-            "no hard links here, and only they publish a file at once; use another folder or an object store"
-        )
+        hint = "no hard links here, and only they publish a file at once; use another folder or an object store"
         raise OSError(error.errno, hint, str(final)) from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import fsspec
 import numpy as np
 import torch
+from fsspec.core import OpenFile
 
 from workers.data import order, tokens
 from workers.spec import DataSpec
@@ -30,7 +31,8 @@ class Corpus:
         self.size = (len(self.tokens) - 1) // seq_len
         if self.size < 1:
             raise DataError(
-                f"{data.source} has {len(self.tokens)} tokens; one sample needs {seq_len + 1}: use a smaller seq_len or more text"
+                f"{data.source} has {len(self.tokens)} tokens; one sample needs {seq_len + 1}: "
+                "use a smaller model.seq_len or more text"
             )
 
     def batch(self, cursor: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,13 +54,24 @@ def documents(data: DataSpec) -> Iterator[str]:
     if not files:
         raise DataError(f"{data.source} matches no file; use builtin:topics, or a path or URI of text or JSON lines")
     for file in sorted(files, key=lambda opened: str(opened.path)):
+        yield from _documents(file, data.text_field)
+
+
+def _documents(file: OpenFile, field: str) -> Iterator[str]:
+    try:
         with file as stream:
             if str(file.path).endswith(JSON_LINES):
                 for number, line in enumerate(stream, 1):
                     if line.strip():
-                        yield _text(line, data.text_field, f"{file.path}:{number}")
+                        yield _text(line, field, f"{file.path}:{number}")
             else:
                 yield stream.read()
+    except FileNotFoundError:
+        raise DataError(f"{file.path} does not exist; data.source may be builtin:topics, a path or a URI") from None
+    except IsADirectoryError:
+        raise DataError(f"{file.path} is a folder; name its files, as in {file.path}/*.txt") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file.path} is not UTF-8 text (byte {error.start}: {error.reason})") from None
 
 
 def _text(line: str, field: str, place: str) -> str:
@@ -68,4 +81,4 @@ def _text(line: str, field: str, place: str) -> str:
         raise DataError(f"{place} is not JSON: {error.msg}; one JSON object a line is wanted") from None
     if not isinstance(value, dict) or not isinstance(value.get(field), str):
         raise DataError(f"{place} has no text under {field!r}; name the field by data.text_field")
-    return value[field]
+    return str(value[field].encode("utf-8", "replace"), "utf-8")  # JSON may hold half a surrogate pair

@@ -1,7 +1,7 @@
 """The global order: sample i of epoch e is a pure function of (seed, e, i). No state, no table, any size.
 
-A Feistel network over the smallest power-of-four domain, walked until it lands inside (cycle walking; Black and Rogaway,
-"Ciphers with arbitrary finite domains", 2002).
+A Feistel network over the smallest power-of-four domain, walked until it lands inside (cycle walking; Black and
+Rogaway, "Ciphers with arbitrary finite domains", 2002).
 """
 
 from __future__ import annotations

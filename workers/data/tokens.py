@@ -34,8 +34,14 @@ class File:
         from tokenizers import Tokenizer as Fast
 
         with fsspec.open(uri, "rt", encoding="utf-8") as file:
-            self.fast = Fast.from_str(file.read())
-        self.size = self.fast.get_vocab_size()
+            text = file.read()
+        try:
+            self.fast = Fast.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"{uri} is no tokenizer.json: {error}; use `byte` or one that `tokenizers` saved"
+            ) from None
+        self.size = max(self.fast.get_vocab().values(), default=-1) + 1  # ids may leave gaps
         ends = (self.fast.token_to_id(text) for text in ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "[SEP]"))
         self.end = next((end for end in ends if end is not None), self.size - 1)
 

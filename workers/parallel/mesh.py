@@ -46,4 +46,8 @@ def forget_groups() -> None:
 
 
 def device_of(device: str, local_index: int) -> torch.device:
-    return torch.device("cuda", local_index) if device == "gpu" else torch.device("cpu")
+    """The device a rank computes on; a GPU becomes the process's current one, which NCCL and the mesh go by."""
+    if device == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(local_index)
+    return torch.device("cuda", local_index)

@@ -34,7 +34,7 @@ def stages_of(pp_rank: int, layout: ParallelLayout) -> list[int]:
 
 class Pipeline(Protocol):
     def run(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Forward and backward of this replica's batch, [samples, seq] each. The summed loss; zero off the last stage."""
+        """Forward and backward of this replica's batch, [samples, seq]. The summed loss; zero off the last stage."""
 
 
 class Straight:

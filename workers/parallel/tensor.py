@@ -25,7 +25,7 @@ SPLIT_DIM = {
     "gate.weight": 0, "up.weight": 0, "down.weight": 1,
     "embedding.weight": 0, "head.weight": 0,
 }  # fmt: skip
-"""Dimension of each matrix [out, in] that tp splits, by the end of its name; what is not here is whole on every rank."""
+"""Dimension of each matrix [out, in] that tp splits, by the end of its name; what is not here is whole everywhere."""
 
 
 def split_dim(name: str) -> int | None:

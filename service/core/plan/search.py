@@ -103,8 +103,5 @@ def _working(spec: JobSpec, fleet: Fleet) -> str:
             if _refusal(spec, layout, fleet) is None:
                 yield str(layout)
 
-    found = (
-        "; ".join(itertools.islice(fitting(), 3))
-        or "none; use fewer slots, or lift placement.tp or pp to any"
-    )
+    found = "; ".join(itertools.islice(fitting(), 3)) or "none; use fewer slots, or lift placement.tp or pp to any"
     return f"layouts that fit: {found}"

@@ -32,9 +32,7 @@ def test_a_job_of_an_older_or_newer_version_is_read() -> None:
 
 def test_a_new_job_needs_four_values() -> None:
     value = codec.dump(Job("a", 1, world.spec(), 10.0))
-    assert (
-        codec.load({key: value[key] for key in ("uid", "seq", "spec", "submitted_at")}).phase is Phase.QUEUED
-    )
+    assert codec.load({key: value[key] for key in ("uid", "seq", "spec", "submitted_at")}).phase is Phase.QUEUED
 
 
 def test_what_is_no_job_is_an_error() -> None:

@@ -57,9 +57,7 @@ def test_what_is_redone_is_charged_once(
 
 
 def test_a_new_step_closes_the_incidents_of_earlier_attempts() -> None:
-    closed = incidents.closed(
-        [incident(1, 8, 0, 5.0), incident(2, 8, 0), incident(3, 8)], attempt=3, at=107.0
-    )
+    closed = incidents.closed([incident(1, 8, 0, 5.0), incident(2, 8, 0), incident(3, 8)], attempt=3, at=107.0)
     assert [one.recover_s for one in closed] == [5.0, 7.0, None]
 
 

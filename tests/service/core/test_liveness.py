@@ -23,10 +23,7 @@ def job(phase: Phase, step_s: float | None = None, step: int = 5) -> Job:
         (Phase.RUNNING, 0.5, 5, 60),
         (Phase.RUNNING, 7.0, 5, 140),
         (Phase.RUNNING, 0.5, 10, 600),  # the last checkpoint
-        *(
-            (phase, 1.0, 5, math.inf)
-            for phase in (Phase.QUEUED, Phase.RECOVERING, Phase.FINISHING, Phase.SUCCEEDED)
-        ),
+        *((phase, 1.0, 5, math.inf) for phase in (Phase.QUEUED, Phase.RECOVERING, Phase.FINISHING, Phase.SUCCEEDED)),
     ],
 )
 def test_limit(phase: Phase, step_s: float | None, step: int, seconds: float) -> None:

@@ -35,9 +35,7 @@ RE, FI, CA = Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
 OK, BAD, GONE = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
 
 ILLEGAL = {
-    *itertools.product(
-        [Q], [events.GangStarted, events.GangResumed, events.StepsCompleted, events.GangFinished]
-    ),
+    *itertools.product([Q], [events.GangStarted, events.GangResumed, events.StepsCompleted, events.GangFinished]),
     *itertools.product([PL, ST, RU], [events.GangStopped]),
     *itertools.product([ST, RU], [events.GangRefused]),
 }
@@ -52,9 +50,7 @@ def test_every_pair_is_ruled_ignored_or_illegal(pair: tuple[Phase, type]) -> Non
 def test_an_illegal_pair_names_phase_event_and_job(phase: Phase, kind: type) -> None:
     here = World(world.fleet(1))
     here.bring(phase)
-    with pytest.raises(
-        machine.IllegalTransition, match=f"{kind.__name__} can't happen to job a in phase {phase}"
-    ):
+    with pytest.raises(machine.IllegalTransition, match=f"{kind.__name__} can't happen to job a in phase {phase}"):
         here.gang(kind, **FIELDS.get(kind, {}))
 
 
@@ -101,9 +97,7 @@ STOP, START, NONE = (StopGang,), (StartGang,), ()
         *((phase, kind, phase, NONE, None) for phase in (OK, BAD, GONE) for kind in GANG_EVENTS),
     ],
 )  # fmt: skip
-def test_gang_events(
-    phase: Phase, kind: type, then: Phase, commands: tuple[type, ...], record: str | None
-) -> None:
+def test_gang_events(phase: Phase, kind: type, then: Phase, commands: tuple[type, ...], record: str | None) -> None:
     here = World(world.fleet(1))
     here.bring(phase)
     decision = here.gang(kind, **FIELDS.get(kind, {}))
@@ -262,10 +256,7 @@ def test_a_refused_attempt_tries_again_later_each_time_and_goes_where_it_came_fr
     for wait in (1, 2, 4):
         here.gang(events.GangRefused, reason="no room")
         assert here.job().phase is Q
-        assert (
-            here.job().reason
-            == f"attempt {here.job().attempt} was refused: no room; tries again after {wait} s"
-        )
+        assert here.job().reason == f"attempt {here.job().attempt} was refused: no room; tries again after {wait} s"
         assert here.tick(wait - 0.5).records == ()
         assert here.tick(0.5).records[-1].type == "GangPlaced"
     here.start()
@@ -290,14 +281,14 @@ def test_waiting_says_why_with_counts_and_only_once() -> None:
     here.submit("a", world.spec(slots=4, name="first"))
     here.submit("b", world.spec(slots=3, name="second"))
     here.submit("c", world.spec(slots=1, name="third"))
-    assert here.job("b").reason == "needs 3 slots; 0 of 4 are free, 4 held by first"
-    assert here.job("c").reason == "waits behind second, which comes first and needs 3 slots"
+    assert here.job("b").reason == "needs 3 slots; 0 of 4 are free, 4 held by a"
+    assert here.job("c").reason == "waits behind b, which comes first and needs 3 slots"
     said = len(here.records)
     for _ in range(5):
         here.tick(1)
     assert len(here.records) == said
     here.observe(world.fleet(3))
-    assert here.job("b").reason == "needs 3 slots; 2 of 6 are free, 4 held by first"
+    assert here.job("b").reason == "needs 3 slots; 2 of 6 are free, 4 held by a"
     assert here.job("c").phase is Q  # it would fit, and stays behind
     here.observe(world.fleet(4))
     assert [here.job(uid).phase for uid in "bc"] == [PL, PL]

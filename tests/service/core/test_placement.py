@@ -157,6 +157,4 @@ def test_sixteen_thousand_slots() -> None:
     assert time.perf_counter() - began < 2
     assert len(set(found.slots)) == 16384
     racks = {node.id: node.rack for node in fleet.nodes}
-    assert all(
-        len({racks[s.node] for group in stages for s in group}) == 1 for stages in replicas(found, wanted)
-    )
+    assert all(len({racks[s.node] for group in stages for s in group}) == 1 for stages in replicas(found, wanted))

@@ -9,9 +9,7 @@ from service.core.state import Job, Placement, Slot
 from tests.service.core import world
 
 
-def job(
-    uid: str, seq: int = 1, phase: Phase = Phase.QUEUED, spec: JobSpec | None = None, slots: str = ""
-) -> Job:
+def job(uid: str, seq: int = 1, phase: Phase = Phase.QUEUED, spec: JobSpec | None = None, slots: str = "") -> Job:
     """`slots` are held, as `0:1` for index 1 of node 0."""
     pairs = [slot.split(":") for slot in slots.split()]
     held = Placement(tuple(Slot(f"id{node}", f"n{node}", int(index)) for node, index in pairs))

@@ -19,9 +19,7 @@ STEPS = 6
 FAULTS = st.lists(
     st.builds(
         events.Fault,
-        st.sampled_from(
-            ["process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "hang", "start_failed"]
-        ),
+        st.sampled_from(["process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "hang", "start_failed"]),
         st.sampled_from(["one", "two", "three"]),
         rank=st.integers(0, 3),
     ),
@@ -72,9 +70,7 @@ class Runtime(RuleBasedStateMachine):
         self.act(self.world.cancel(data.draw(st.sampled_from(sorted(self.world.state.jobs)))))
 
     @precondition(lambda self: self.gangs)
-    @rule(
-        data=st.data(), answer=st.sampled_from(["start", "resume", "step", "step", "finish", "stop", "save"])
-    )
+    @rule(data=st.data(), answer=st.sampled_from(["start", "resume", "step", "step", "finish", "stop", "save"]))
     def answers(self, data: st.DataObject, answer: str) -> None:
         self.answer(self.gangs[data.draw(st.sampled_from(sorted(self.gangs)))], answer)
 

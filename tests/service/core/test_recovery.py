@@ -23,9 +23,7 @@ def broken(job: Job, faults: list[Fault], at: float) -> tuple[Job, recovery.Verd
     verdict = recovery.judge(job, faults, at)
     incident = incidents.opened(job, verdict, faults, at)
     charges = recovery.charge(job.charges, verdict.cause, at)
-    after = dataclasses.replace(
-        job, attempt=job.attempt + 1, incidents=(*job.incidents, incident), charges=charges
-    )
+    after = dataclasses.replace(job, attempt=job.attempt + 1, incidents=(*job.incidents, incident), charges=charges)
     return after, verdict
 
 
@@ -125,10 +123,7 @@ def test_the_same_root_at_the_same_step_three_times_is_no_progress(third: Fault,
     verdict = recovery.judge(job, [third], 300.0)
     assert verdict.restart is restart
     if not restart:
-        assert (
-            verdict.reason
-            == "no_progress: 3 times at the same step: user on rank 7 after step 5: ValueError: bad"
-        )
+        assert verdict.reason == "no_progress: 3 times at the same step: user on rank 7 after step 5: ValueError: bad"
 
 
 def test_the_same_root_at_later_steps_is_progress() -> None:

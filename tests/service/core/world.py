@@ -17,9 +17,7 @@ STEP_S = 0.5
 
 
 @functools.cache
-def spec(
-    slots: int = 2, steps: int = 10, name: str = "job", budgets: tuple[tuple[str, int], ...] = ()
-) -> JobSpec:
+def spec(slots: int = 2, steps: int = 10, name: str = "job", budgets: tuple[tuple[str, int], ...] = ()) -> JobSpec:
     return job_spec(name=name, slots=slots, steps=steps, budgets=dict(budgets))
 
 
@@ -38,9 +36,7 @@ def job_spec(slots: int = 2, steps: int = 10, device: str = "cpu", **fields: Any
 def fleet(*racks: int, slots: int = 2, device: str = "cpu") -> Fleet:
     """Nodes n0, n1, ... with `slots` each: `racks[i]` of them in rack r{i}."""
     names = [f"r{rack}" for rack, count in enumerate(racks) for _ in range(count)]
-    return Fleet(
-        tuple(Node(f"id{i}", f"n{i}", slots, rack=rack, device=device) for i, rack in enumerate(names))
-    )
+    return Fleet(tuple(Node(f"id{i}", f"n{i}", slots, rack=rack, device=device) for i, rack in enumerate(names)))
 
 
 def without(whole: Fleet, *names: str) -> Fleet:
@@ -88,18 +84,14 @@ class World:
 
     def gang(self, kind: type, uid: str = "a", attempt: int | None = None, **fields: Any) -> Decision:
         """An event of the job's newest attempt, or of `attempt`."""
-        return self.tell(
-            kind(uid, self.job(uid).attempt if attempt is None else attempt, at=self.now, **fields)
-        )
+        return self.tell(kind(uid, self.job(uid).attempt if attempt is None else attempt, at=self.now, **fields))
 
     def steps(self, first: int, last: int, uid: str = "a") -> Decision:
         done = tuple(step(n, self.now + STEP_S * (n - first + 1)) for n in range(first, last + 1))
         self.now = done[-1].at
         return self.gang(events.StepsCompleted, uid, steps=done)
 
-    def fault(
-        self, kind: Any = "process_died", message: str = "killed by signal 9", uid: str = "a"
-    ) -> Decision:
+    def fault(self, kind: Any = "process_died", message: str = "killed by signal 9", uid: str = "a") -> Decision:
         return self.gang(events.GangFaulted, uid, faults=(events.Fault(kind, message, rank=1),))
 
     def start(self, uid: str = "a", resumed: int = 0, manifest: str | None = None) -> Decision:
@@ -140,17 +132,12 @@ class World:
         return self.job(uid)
 
     def _check(self, before: State, event: events.Event, decision: Decision) -> None:
-        if (
-            isinstance(event, events.GangStopped | events.GangRefused)
-            and self.held.get(event.uid) == event.attempt
-        ):
+        if isinstance(event, events.GangStopped | events.GangRefused) and self.held.get(event.uid) == event.attempt:
             del self.held[event.uid]
         for command in decision.commands:
             self._order(command)
         after = decision.state.jobs
-        slots = Counter(
-            (s.node, s.index) for job in after.values() if job.placement for s in job.placement.slots
-        )
+        slots = Counter((s.node, s.index) for job in after.values() if job.placement for s in job.placement.slots)
         assert all(count == 1 for count in slots.values()), "a slot is held twice"
         for uid, job in after.items():
             old = before.jobs.get(uid)
@@ -163,9 +150,7 @@ class World:
             if old is None or old.phase is not job.phase:
                 assert any(record.reason == job.reason and record.uid == uid for record in decision.records)
         if isinstance(event, events.Ticked):
-            assert not any(_said(record, self.records) for record in decision.records), (
-                "a tick repeats itself"
-            )
+            assert not any(_said(record, self.records) for record in decision.records), "a tick repeats itself"
 
     def _order(self, command: Command) -> None:
         key = (command.uid, command.attempt)

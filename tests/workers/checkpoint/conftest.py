@@ -24,9 +24,7 @@ def storage(tmp_path: Path) -> Storage:
 def piece() -> Callable[..., Piece]:
     """A piece of uint8 filled with one value."""
 
-    def make(
-        offset: Sequence[int], extent: Sequence[int], shape: Sequence[int], value: int = 7, name: str = "w"
-    ):
+    def make(offset: Sequence[int], extent: Sequence[int], shape: Sequence[int], value: int = 7, name: str = "w"):
         region = Region(name, tuple(shape), "uint8", tuple(range(len(shape))), tuple(offset), tuple(extent))
         return Piece(region, lambda: bytes([value]) * region.nbytes)
 
@@ -37,9 +35,7 @@ def piece() -> Callable[..., Piece]:
 def checkpoint(piece: Callable[..., Piece]) -> Callable[..., Manifest]:
     """A checkpoint that two ranks wrote, assembled and not published."""
 
-    def make(
-        storage: Storage, step: int, attempt: int = 1, token: str = "", rows: int = 2000, value: int = 7
-    ):
+    def make(storage: Storage, step: int, attempt: int = 1, token: str = "", rows: int = 2000, value: int = 7):
         token = token or f"t{attempt}"
         folder = manifest.folder(step, attempt, token)
         halves = ((0, 0), (rows, 0))

@@ -144,9 +144,7 @@ def saved(request, tmp_path_factory) -> tuple[Storage, dict[str, torch.Tensor], 
     """One checkpoint in each layout, all of the same state."""
     storage = Storage.open(str(tmp_path_factory.mktemp("saved")))
     state = some_state(request.param)
-    made = {
-        name: save(storage, layout, state, n) for n, (name, layout) in enumerate(layouts_of(state).items())
-    }
+    made = {name: save(storage, layout, state, n) for n, (name, layout) in enumerate(layouts_of(state).items())}
     return storage, state, made
 
 
@@ -162,9 +160,7 @@ def test_every_layout_to_every_layout(saved, into):
                 blank = layout.shard({name: torch.zeros_like(full) for name, full in state.items()}, rank)
                 logical.load(blank, checkpoint, storage)
                 for name, full in state.items():
-                    assert torch.equal(blank[name].to_local(), layout.local(full, rank)), (
-                        f"{name} from {source}"
-                    )
+                    assert torch.equal(blank[name].to_local(), layout.local(full, rank)), f"{name} from {source}"
 
 
 def test_a_checkpoint_of_many_ranks_is_read_without_a_group(saved):
@@ -259,9 +255,7 @@ def test_damage_is_found_on_load_and_named(storage):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(
-        BadCheckpoint, match=r"rank-00000.bin: bytes .* \(block 2\) fail their checksum"
-    ) as caught:
+    with pytest.raises(BadCheckpoint, match=r"rank-00000.bin: bytes .* \(block 2\) fail their checksum") as caught:
         logical.load({"w": torch.zeros(4, 3), "v": torch.zeros(600_000)}, made, storage)
     assert caught.value.manifest == made.path
 
@@ -327,9 +321,7 @@ def test_what_fully_shard_makes_of_tensor_parallel_parameters(storage, rows):
         cut = {"run_check": False, "shape": weight.shape, "stride": weight.stride()}
         made = torch.nn.Module()
         made.weight = torch.nn.Parameter(DTensor.from_local(local, over_tp, [Shard(0)], **cut))
-        made.bias = torch.nn.Parameter(
-            DTensor.from_local(bias.clone(), over_tp, [Replicate()], run_check=False)
-        )
+        made.bias = torch.nn.Parameter(DTensor.from_local(bias.clone(), over_tp, [Replicate()], run_check=False))
         return fully_shard(made, mesh=over_dp)
 
     for rank in range(dp * tp):

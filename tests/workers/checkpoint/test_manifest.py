@@ -143,9 +143,7 @@ def test_the_sweep_agrees_with_counting(rows, columns, shift, which):
 
 def test_ranks_must_agree_on_a_tensor(storage, piece):
     records = written(storage, [piece((0,), (2,), (4,))], [piece((2,), (2,), (5,))])
-    with pytest.raises(
-        Incomplete, match=r"w is uint8 \(4,\) stored as \(0,\) in .*rank-00000.bin, but uint8 \(5,\)"
-    ):
+    with pytest.raises(Incomplete, match=r"w is uint8 \(4,\) stored as \(0,\) in .*rank-00000.bin, but uint8 \(5,\)"):
         assemble(storage, records)
 
 
@@ -223,9 +221,7 @@ def cut(data):
     return data[:-1]
 
 
-@pytest.mark.parametrize(
-    ("damage", "why"), [(flip, "block 1.* fail their checksum"), (cut, "bytes instead of")]
-)
+@pytest.mark.parametrize(("damage", "why"), [(flip, "block 1.* fail their checksum"), (cut, "bytes instead of")])
 def test_damage_to_a_shard_is_found_and_named(storage, checkpoint, damage, why):
     made = checkpoint(storage, 5)
     path = manifest.publish(storage, made)
@@ -249,9 +245,7 @@ def test_newest_first(storage, checkpoint):
     for step, attempt in [(10, 1), (9, 3), (10, 2), (100, 1)]:
         manifest.publish(storage, checkpoint(storage, step, attempt, rows=1))
     storage.create("manifests/notes.txt", b"not a manifest")
-    assert manifest.published(storage) == [
-        manifest.path(*key) for key in [(100, 1), (10, 2), (10, 1), (9, 3)]
-    ]
+    assert manifest.published(storage) == [manifest.path(*key) for key in [(100, 1), (10, 2), (10, 1), (9, 3)]]
     assert manifest.published(storage.child("elsewhere")) == []
 
 

@@ -105,9 +105,7 @@ def test_a_second_save_waits_for_the_first(storage, assignment):
     saver.close()
     assert [saved.step for saved in heard] == [1, 2]
     for saved in heard:
-        assert torch.equal(
-            loaded(storage, publish(storage, saved), weight), torch.full((8,), float(saved.step))
-        )
+        assert torch.equal(loaded(storage, publish(storage, saved), weight), torch.full((8,), float(saved.step)))
 
 
 def test_a_failed_write_is_a_report_and_the_next_save_works(storage, assignment):

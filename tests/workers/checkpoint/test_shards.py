@@ -44,9 +44,7 @@ def test_pieces_are_aligned_and_whole(storage):
     for number, (size, entry) in enumerate(zip(sizes, reader.index.entries, strict=True)):
         assert entry.at % ALIGN == 0
         assert (
-            reader.read(entry.at, entry.at + size)
-            == data[entry.at : entry.at + size]
-            == pattern(size, number)[:size]
+            reader.read(entry.at, entry.at + size) == data[entry.at : entry.at + size] == pattern(size, number)[:size]
         )
     reader.verify()
 
@@ -69,9 +67,7 @@ def test_the_index_is_version_1(storage):
              "offset": [0, 2], "extent": [4, 3], "at": 0},
         ],
     }  # fmt: skip
-    assert record == shards.ShardRecord(
-        "f/rank-00000.json", shards.digest(storage.read("f/rank-00000.json")), 48
-    )
+    assert record == shards.ShardRecord("f/rank-00000.json", shards.digest(storage.read("f/rank-00000.json")), 48)
 
 
 @settings(max_examples=60, deadline=None)
@@ -106,9 +102,7 @@ def test_one_bit_flipped_is_found_where_it_is_and_nowhere_else(storage, byte):
     reader, data = written(storage, 3 * BLOCK + 17)
     file = Path(storage.root, reader.path)
     file.write_bytes(data[:byte] + bytes([data[byte] ^ 4]) + data[byte + 1 :])
-    with pytest.raises(
-        Corrupt, match=rf"rank-00003\.bin: bytes .* \(block {byte // BLOCK}\) fail their checksum"
-    ):
+    with pytest.raises(Corrupt, match=rf"rank-00003\.bin: bytes .* \(block {byte // BLOCK}\) fail their checksum"):
         reader.read(byte, byte + 1)
     with pytest.raises(Corrupt, match="checksum"):
         reader.verify()

@@ -28,9 +28,7 @@ def train(batch: int) -> dict[str, int]:
         (1, 1, world.fleet(1), "dp 1 x pp 1 x tp 1"),
     ],
 )
-def test_chooses_the_fewest_model_parallel_ranks_that_fit(
-    slots: int, batch: int, fleet: Fleet, chosen: str
-) -> None:
+def test_chooses_the_fewest_model_parallel_ranks_that_fit(slots: int, batch: int, fleet: Fleet, chosen: str) -> None:
     layout, reason = search.choose(world.job_spec(slots, train=train(batch)), fleet)
     assert str(layout) == chosen
     assert reason.startswith(f"{chosen} uses all {slots} slots with the fewest model-parallel ranks")

@@ -1,0 +1,64 @@
+"""Taking up the jobs of an earlier controller: gangs at work go on, what was half done is ended and done again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from service.contracts import events
+from service.contracts.job import Phase
+from service.core import codec
+from service.core.commands import Record
+from service.core.state import Job
+from service.runtime import gang
+from service.runtime.ear import Ear
+from service.runtime.hands import Hands
+
+
+@dataclasses.dataclass(slots=True)
+class Adopted:
+    jobs: list[Job] = dataclasses.field(default_factory=list)
+    ears: dict[str, Ear] = dataclasses.field(default_factory=dict)
+    events: list[events.Event] = dataclasses.field(default_factory=list)
+    records: list[Record] = dataclasses.field(default_factory=list)
+
+
+def adopt(cores: Iterable[Mapping[str, Any]], epoch: int, hands: Hands, now: float) -> Adopted:
+    """Jobs from their stored state, an ear for each gang, and what has happened to the gangs meanwhile."""
+    found = Adopted(jobs=[codec.load(core) for core in cores])
+    for job in found.jobs:
+        if not job.holds_slots:
+            continue
+        found.ears[job.uid] = ear_of(job)
+        if job.stopping:
+            hands.stop(job.uid, job.attempt)
+        else:
+            _take_up(job, found, epoch, hands, now)
+    return found
+
+
+def ear_of(job: Job) -> Ear:
+    """Listens to the job's newest attempt."""
+    slots = job.placement.slots if job.placement else ()
+    return Ear(job.uid, job.attempt, len(slots), {rank: slot.name for rank, slot in enumerate(slots)})
+
+
+def _take_up(job: Job, found: Adopted, epoch: int, hands: Hands, now: float) -> None:
+    """The gang goes on when every rank is there or has said how it ended; else it is broken."""
+    standings = [said for said in gang.standings(job.uid, epoch).values() if said.attempt == job.attempt]
+    at_work = {rank for said in standings for rank in said.pids}
+    ended = [report for said in standings for report in said.ended]
+    world = len(job.placement.slots) if job.placement else 0
+    if len(at_work | {report.rank for report in ended}) < world:
+        message = f"a new controller (epoch {epoch}) found {len(at_work)} of {world} ranks at work"
+        fault = events.Fault("gang_lost", message, step=job.step)
+        found.events.append(events.GangFaulted(job.uid, job.attempt, (fault,), now))
+        return
+    if job.phase is Phase.PLACING:
+        found.events.append(events.GangStarted(job.uid, job.attempt, now))
+    unpublished = [shard for said in standings for shard in said.shards if shard.step > (job.checkpoint_step or 0)]
+    found.events += found.ears[job.uid].hear([*unpublished, *ended], now)
+    hands.watch(job)
+    message = f"a new controller (epoch {epoch}) found all {world} ranks of attempt {job.attempt} at work"
+    found.records.append(Record(job.uid, "GangAdopted", message, now, {"attempt": job.attempt, "epoch": epoch}))

@@ -1,0 +1,281 @@
+"""What a controller does from taking the lease to losing it: hear, decide by the core, write, act; in that order.
+
+It writes before it acts: a crash in between leaves a command undone, which the next reign's adoption and the sweep make
+good. Knows no Ray but through its hands and its watcher.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from service.contracts import events
+from service.contracts.cluster import Fleet
+from service.contracts.errors import Fenced, StoreUnavailable, UserError
+from service.contracts.job import parse_job
+from service.core import liveness, machine
+from service.core.commands import Command, Record
+from service.core.state import Job, State
+from service.runtime import adoption, rows, watcher
+from service.runtime.ear import Ear
+from service.runtime.hands import Hands
+from service.runtime.logs import Chunk
+from service.runtime.node_agent import Said, Stopped
+from service.settings import Settings
+from service.store.jobs import Store
+from service.store.records import JobRow, LogChunk
+
+log = logging.getLogger("phalanx.controller")
+
+TURN_S = 0.05
+POLL_S = 0.25
+TICK_S = 0.5
+WATCH_S = 0.5
+SWEEP_S = 30.0
+
+Source = tuple[str, int, str]  # job, attempt, node: one agent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Heard:
+    """A delivery of one agent."""
+
+    source: Source
+    said: Sequence[Said]
+
+
+Item = Heard | Stopped | events.Event
+
+
+class Deliveries:
+    """How far each agent has been heard, and how far that is in the store."""
+
+    def __init__(self) -> None:
+        self._received: dict[Source, int] = {}
+        self._committed: dict[Source, int] = {}
+
+    def committed(self, source: Source) -> int:
+        return self._committed.get(source, 0)
+
+    def fresh(self, delivery: Heard) -> list[Any]:
+        """What was not heard before."""
+        known = self._received.get(delivery.source, 0)
+        self._received[delivery.source] = max([known, *(number for number, _ in delivery.said)])
+        return [what for number, what in delivery.said if number > known]
+
+    def commit(self) -> None:
+        self._committed = dict(self._received)
+
+    def rewind(self) -> None:
+        """What was received and not committed will be told again."""
+        self._received = dict(self._committed)
+
+    def forget(self, uid: str) -> None:
+        self._received = {source: number for source, number in self._received.items() if source[0] != uid}
+
+
+class Reign:
+    def __init__(
+        self,
+        epoch: int,
+        holder: str,
+        store: Store,
+        settings: Settings,
+        limits: liveness.Limits,
+        inbox: queue.SimpleQueue[Item],
+        deliveries: Deliveries,
+    ) -> None:
+        self.epoch, self.holder, self.store, self.settings, self.limits = epoch, holder, store, settings, limits
+        self.inbox, self.deliveries = inbox, deliveries
+        self.hands = Hands(epoch, settings, inbox)
+        self.state = State(fleet=watcher.fleet())
+        self.ears: dict[str, Ear] = {}
+        self.seen = 0  # highest seq of a job that was taken up
+        self.fleet_written: Fleet | None = None
+        self.last = dict.fromkeys(("poll", "tick", "renew", "sweep"), 0.0)
+        self.over = threading.Event()
+
+    def begin(self) -> None:
+        """Take up every job that has not ended, and adopt the gangs at work."""
+        log.info("leading with epoch %d", self.epoch)
+        self.deliveries.rewind()
+        unfinished = self.store.unfinished()
+        fresh = list(self._submitted([row for row, core in unfinished if core is None]))
+        self.seen = max((row.seq for row, _ in unfinished), default=0)
+        now = time.time()
+        found = adoption.adopt([core for _, core in unfinished if core is not None], self.epoch, self.hands, now)
+        self.state = dataclasses.replace(self.state, jobs={job.uid: job for job in found.jobs})
+        self.ears = found.ears
+        self._decide([*fresh, *found.events], found.records, [], [], now)
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def end(self) -> None:
+        self.over.set()
+        self.hands.close()
+
+    def turn(self) -> None:
+        """Raises Fenced when the reign is over."""
+        heard: list[Heard] = []
+        happened: list[events.Event] = []
+        for item in self._collected():
+            match item:
+                case Heard():
+                    heard.append(item)
+                case Stopped():
+                    heard.append(Heard((item.job, item.attempt, item.node), item.unsaid))
+                case _:
+                    happened.append(item)
+        now = time.time()
+        chunks = self._listen(heard, happened, now)
+        intents = self._poll(happened, now)
+        for ear in self.ears.values():
+            happened += ear.due(now, self.hands.publishing(ear.uid, ear.attempt))
+        if self._due("tick", TICK_S):
+            happened.append(events.Ticked(now))
+        self._decide(happened, [], chunks, intents, now)
+        self.deliveries.commit()
+        self._keep_house()
+
+    def _collected(self) -> Iterator[Item]:
+        """What is in the inbox; waits a moment for the first."""
+        try:
+            yield self.inbox.get(timeout=TURN_S)
+            while True:
+                yield self.inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _listen(self, heard: Sequence[Heard], happened: list[events.Event], now: float) -> list[LogChunk]:
+        """Events from what agents said; the chunks of logs among it, which count for an ended attempt too."""
+        chunks: list[LogChunk] = []
+        for delivery in heard:
+            uid, attempt, _ = delivery.source
+            fresh = self.deliveries.fresh(delivery)
+            chunks += [rows.chunk(uid, what) for what in fresh if isinstance(what, Chunk)]
+            ear = self.ears.get(uid)
+            if ear is not None and ear.attempt == attempt:
+                happened += ear.hear(fresh, now)
+        return chunks
+
+    def _poll(self, happened: list[events.Event], now: float) -> list[int]:
+        """New jobs and intents from the store; ids of the intents taken up in this turn."""
+        if not self._due("poll", POLL_S):
+            return []
+        try:
+            new, intents = self.store.unseen_jobs(self.seen), self.store.intents()
+        except StoreUnavailable as error:
+            log.warning("the store is away: %s", error)
+            return []
+        happened += self._submitted([row for row, _ in new])
+        self.seen = max([self.seen, *(row.seq for row, _ in new)])
+        happened += [events.CancelRequested(intent.job, now) for intent in intents]
+        return [intent.id for intent in intents]
+
+    def _submitted(self, new: Sequence[JobRow]) -> Iterator[events.Event]:
+        for row in new:
+            try:
+                yield events.JobSubmitted(row.uid, row.seq, parse_job(row.spec), row.created_at)
+            except UserError as error:  # stored by another version: left in the queue, for that version to take up
+                log.error("job %s can't be read: %s", row.uid, error)
+
+    def _decide(
+        self,
+        happened: Sequence[events.Event],
+        records: Sequence[Record],
+        chunks: Sequence[LogChunk],
+        intents: Sequence[int],
+        now: float,
+    ) -> None:
+        before, commands, told = self.state.jobs, list[Command](), list(records)
+        for event in happened:
+            try:
+                decision = machine.decide(self.state, event, self.limits)
+            except machine.IllegalTransition as error:
+                log.error("%s", error)
+                continue
+            self.state = decision.state
+            commands += decision.commands
+            told += decision.records
+        changed = [job for uid, job in self.state.jobs.items() if job is not before.get(uid)]
+        fleet = None if self.state.fleet == self.fleet_written else self.state.fleet
+        if changed or told or chunks or intents or fleet is not None:
+            self._commit(changed, told, happened, chunks, intents, fleet, now)
+        for record in told:
+            log.info("%s %s: %s", record.uid, record.type, record.reason)
+        self._act(commands)
+        self._forget(changed)
+
+    def _commit(
+        self,
+        changed: Sequence[Job],
+        told: Sequence[Record],
+        happened: Sequence[events.Event],
+        chunks: Sequence[LogChunk],
+        intents: Sequence[int],
+        fleet: Fleet | None,
+        now: float,
+    ) -> None:
+        """Write, and try again while the store is away: training goes on; nothing is done that isn't written."""
+        changes = rows.changes(changed, told, happened, chunks, intents, fleet, now)
+        while True:
+            try:
+                self.store.commit(self.epoch, changes)
+                break
+            except StoreUnavailable as error:
+                log.warning("the store is away, %d rows of metrics wait: %s", len(changes.metrics), error)
+                time.sleep(POLL_S)
+        self.fleet_written = self.state.fleet
+
+    def _act(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            job = self.state.jobs[command.uid]
+            if self.hands.do(command, job, self.state.fleet):
+                self.ears[job.uid] = adoption.ear_of(job)
+        for ear in self.ears.values():
+            for complete in ear.take_complete():
+                self.hands.publish(self.state.jobs[ear.uid], complete)
+
+    def _forget(self, changed: Sequence[Job]) -> None:
+        """Drop what has ended: it is in the store."""
+        for job in changed:
+            if not job.holds_slots:
+                self.ears.pop(job.uid, None)
+            if job.phase.terminal:
+                self.deliveries.forget(job.uid)
+        alive = {uid: job for uid, job in self.state.jobs.items() if not job.phase.terminal}
+        self.state = dataclasses.replace(self.state, jobs=alive)
+
+    def _keep_house(self) -> None:
+        if self._due("renew", self.settings.lease_ttl_s / 4):
+            try:
+                if not self.store.renew(self.holder, self.epoch, self.settings.lease_ttl_s):
+                    raise Fenced(f"epoch {self.epoch} is over")
+            except StoreUnavailable as error:
+                log.warning("the lease could not be renewed: %s", error)
+        if self._due("sweep", SWEEP_S):
+            self.hands.sweep({job.uid for job in self.state.jobs.values() if job.holds_slots})
+
+    def _due(self, name: str, every_s: float) -> bool:
+        now = time.monotonic()
+        if now - self.last[name] < every_s:
+            return False
+        self.last[name] = now
+        return True
+
+    def _watch(self) -> None:
+        """Tells of changes of the fleet. A thread of its own: Ray's table can't be read while the head is down."""
+        known = self.state.fleet
+        while not self.over.wait(WATCH_S):
+            try:
+                fleet = watcher.fleet()
+            except Exception as error:
+                log.warning("Ray's node table could not be read: %s", error)
+                continue
+            if fleet != known:
+                known = fleet
+                self.inbox.put(events.FleetObserved(fleet, time.time()))

@@ -1,0 +1,115 @@
+"""The settings of the service: the only reader of the environment on this side. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from service.contracts.errors import UserError
+from service.store import database
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    home: Path  # absolute
+    store: str  # URL of the database
+    storage: str  # absolute path or fsspec URI: the root under which jobs keep checkpoints and logs
+    api_host: str
+    api_port: int
+    ray_address: str  # empty: the Ray of this machine
+    lease_ttl_s: float
+    allowed_roots: tuple[str, ...]  # where a job may keep its checkpoints: `storage` first
+    scratch: str = ""  # folder on each node for the output of its ranks, until it is shipped
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """From `environ`, else the process's; empty counts as not set. UserError names the variable."""
+        source = os.environ if environ is None else environ
+        given = {name: text.strip() for name, text in source.items() if text.strip()}
+        home = _path("PHALANX_HOME", given.get("PHALANX_HOME", "~/.phalanx"))
+        storage = _root("PHALANX_STORAGE", given.get("PHALANX_STORAGE", str(home / "runs")))
+        scratch = f"{tempfile.gettempdir()}/phalanx-{os.getuid()}"
+        others = given.get("PHALANX_ALLOWED_ROOTS", "").split(",")
+        roots = (storage, *(_root("PHALANX_ALLOWED_ROOTS", root) for root in others if root.strip()))
+        return cls(
+            home=home,
+            store=_store(given.get("PHALANX_STORE", f"sqlite:///{home / 'store.sqlite3'}")),
+            storage=storage,
+            api_host=_host(given.get("PHALANX_API_HOST", "127.0.0.1")),
+            api_port=_port(given.get("PHALANX_API_PORT", "7070")),
+            ray_address=given.get("PHALANX_RAY_ADDRESS", ""),
+            lease_ttl_s=_seconds("PHALANX_LEASE_TTL_S", given.get("PHALANX_LEASE_TTL_S", "10")),
+            allowed_roots=tuple(dict.fromkeys(roots)),
+            scratch=str(_path("PHALANX_SCRATCH", given.get("PHALANX_SCRATCH", scratch))),
+        )
+
+    def allows(self, root: str) -> bool:
+        """Whether a job may keep its checkpoints in `root`: an allowed root, or a folder below one."""
+        parts = _parts(root)
+        allowed = [_parts(known) for known in self.allowed_roots]
+        return ".." not in parts and any(parts[: len(known)] == known for known in allowed)
+
+
+def _store(text: str) -> str:
+    try:
+        database.parse(text)
+    except UserError as error:
+        raise _refusal("PHALANX_STORE", error.message, error.hint) from None
+    return text
+
+
+def _root(variable: str, text: str) -> str:
+    root = text.strip().removeprefix("file://")
+    if "://" in root:
+        scheme, _, rest = root.partition("://")
+        if not scheme or not rest.strip("/"):
+            raise _refusal(variable, f"{text!r} names no folder", "write a URI such as s3://bucket/runs")
+        return root.rstrip("/")
+    return str(_path(variable, root))
+
+
+def _path(variable: str, text: str) -> Path:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise _refusal(variable, f"{text!r} names no folder: {error}", "write an absolute path") from None
+    if not path.is_absolute():
+        problem = f"{text!r} is relative, and processes stand in different folders"
+        raise _refusal(variable, problem, f"write {path.absolute()}")
+    return path
+
+
+def _parts(root: str) -> list[str]:
+    scheme, found, rest = root.removeprefix("file://").partition("://")
+    return [scheme, *filter(None, rest.split("/"))] if found else list(Path(scheme).parts)
+
+
+def _host(text: str) -> str:
+    if "/" in text or " " in text:
+        hint = "write an address or a name, such as 127.0.0.1"
+        raise _refusal("PHALANX_API_HOST", f"{text!r} is no host", hint)
+    return text
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise _refusal("PHALANX_API_PORT", f"{text!r} is no port", "write a number from 1 to 65535")
+    return int(text)
+
+
+def _seconds(variable: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise _refusal(variable, f"{text!r} is no duration", "write seconds above 0, such as 10")
+    return seconds
+
+
+def _refusal(variable: str, problem: str, hint: str) -> UserError:
+    return UserError(f"{variable}: {problem}", hint=hint, field=variable)

@@ -1,0 +1,103 @@
+"""Writes one turn of the controller. The caller's transaction makes it all or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from service.contracts.errors import NotFound
+from service.store import counters, database, models, records
+
+
+def write(connection: sa.Connection, changes: records.Changes) -> None:
+    """All of `changes`. NotFound for a job or an intent that doesn't exist."""
+    _jobs(connection, changes.jobs)
+    _intents(connection, changes.intents_done)
+    _metrics(connection, changes.metrics)
+    _checkpoints(connection, changes.checkpoints)
+    _nodes(connection, changes.nodes)
+    add_events(connection, changes.events)
+    _log_chunks(connection, changes.log_chunks)
+
+
+def add_events(connection: sa.Connection, events: Sequence[records.NewEvent]) -> None:
+    if not events:
+        return
+    ids = counters.draw(connection, "events", len(events))
+    rows = [
+        {"id": id_, "job": job, "at": at, "type": type_, "reason": reason, "data": data}
+        for id_, (job, at, type_, reason, data) in zip(ids, events, strict=True)
+    ]
+    connection.execute(sa.insert(models.events), rows)
+
+
+def _jobs(connection: sa.Connection, updates: Sequence[records.JobUpdate]) -> None:
+    for update in updates:
+        values = {name: getattr(update, name) for name in ("phase", "reason", "status", "core", "ended_at")}
+        written = connection.execute(
+            sa.update(models.jobs).where(models.jobs.c.uid == update.uid).values(**values, updated_at=database.now())
+        )
+        if written.rowcount != 1:
+            raise NotFound(f"no job {update.uid}")
+
+
+def _intents(connection: sa.Connection, ids: Sequence[int]) -> None:
+    if ids:
+        connection.execute(sa.update(models.intents).where(models.intents.c.id.in_(ids)).values(done=True))
+
+
+def _metrics(connection: sa.Connection, rows: Sequence[records.MetricRow]) -> None:
+    newest: dict[tuple[str, int], records.MetricRow] = {}
+    for row in rows:
+        known = newest.get((row.job, row.step))
+        if known is None or row.attempt >= known.attempt:
+            newest[row.job, row.step] = row
+    if not newest:
+        return
+    insert = database.insert(connection, models.metrics)
+    upsert = insert.on_conflict_do_update(
+        index_elements=["job", "step"],
+        set_={name: insert.excluded[name] for name in ("attempt", "at", "data")},
+        where=models.metrics.c.attempt <= insert.excluded.attempt,
+    )
+    connection.execute(
+        upsert,
+        [
+            {"job": row.job, "step": row.step, "attempt": row.attempt, "at": row.at, "data": row.values}
+            for row in newest.values()
+        ],
+    )
+
+
+def _checkpoints(connection: sa.Connection, rows: Sequence[records.CheckpointRow]) -> None:
+    insert = database.insert(connection, models.checkpoints)
+    upsert = insert.on_conflict_do_update(
+        index_elements=["job", "step", "attempt"],
+        set_={
+            "manifest": insert.excluded.manifest,
+            "published_at": insert.excluded.published_at,
+            # once rejected, never trusted again
+            "rejected": sa.func.coalesce(insert.excluded.rejected, models.checkpoints.c.rejected),
+        },
+    )
+    for row in rows:
+        connection.execute(upsert, dataclasses.asdict(row))
+
+
+def _log_chunks(connection: sa.Connection, chunks: Sequence[records.LogChunk | records.LogChunkRow]) -> None:
+    if not chunks:
+        return
+    ids = counters.draw(connection, "log_chunks", len(chunks))
+    insert = database.insert(connection, models.log_chunks).on_conflict_do_nothing(index_elements=["job", "path"])
+    for id_, chunk in zip(ids, chunks, strict=True):
+        connection.execute(insert, dataclasses.asdict(chunk) | {"id": id_})
+
+
+def _nodes(connection: sa.Connection, rows: Sequence[records.NodeRow] | None) -> None:
+    if rows is None:
+        return
+    connection.execute(sa.delete(models.nodes))
+    if rows:
+        connection.execute(sa.insert(models.nodes), [dataclasses.asdict(row) for row in rows])

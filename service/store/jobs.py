@@ -1,0 +1,236 @@
+"""The Store: everything that the API and the controller ask of the database, in their words.
+
+Every method is one transaction and safe from any thread; several processes may use the same store. A database
+that can't be reached raises StoreUnavailable. Lists are cut by keyset: pass the last key that was seen. Knows
+nothing of what a job's spec, status or core state mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from service.contracts.errors import Conflict, NotFound
+from service.contracts.job import Phase
+from service.store import changes as writer
+from service.store import counters, database, lease, models, records, schema
+
+KEY_KEPT_S = 86_400.0
+
+_ENDED = tuple(phase.value for phase in Phase if phase.terminal)
+_JOB = [column for column in models.jobs.c if column.name != "core"]
+
+
+class Store:
+    def __init__(self, opened: database.Database) -> None:
+        self._database = opened
+
+    @classmethod
+    def open(cls, url: str, migrate: bool = True) -> Store:
+        """A store whose tables are of this version: made so with `migrate`, else checked."""
+        opened = database.Database(url)
+        try:
+            schema.prepare(opened, migrate)
+        except BaseException:
+            opened.close()
+            raise
+        return cls(opened)
+
+    def close(self) -> None:
+        self._database.close()
+
+    # What the API asks
+
+    def submit(
+        self,
+        spec: records.Document,
+        name: str,
+        *,
+        uid: str,
+        at: float,
+        status: records.Document,
+        key: str | None = None,
+        digest: str = "",
+    ) -> tuple[records.JobRow, bool]:
+        """A new job, True; or the job that the same `key` and `digest` made within a day, False.
+
+        Conflict when the key came with another digest.
+        """
+        with self._database.write() as connection:
+            (seq,) = counters.draw(connection, "jobs")  # from here on no other submission is under way
+            if key is not None and (known := _submitted(connection, key, digest, at)):
+                connection.rollback()
+                return known, False
+            connection.execute(
+                sa.insert(models.jobs).values(
+                    uid=uid,
+                    seq=seq,
+                    name=name,
+                    phase=Phase.QUEUED.value,
+                    reason="not yet seen by the controller",
+                    spec=spec,
+                    status=status,
+                    created_at=at,
+                    updated_at=at,
+                    cancel_requested=False,
+                )
+            )
+            if key is not None:
+                keys = models.submissions
+                connection.execute(sa.delete(keys).where(keys.c.at <= at - KEY_KEPT_S))
+                connection.execute(sa.insert(keys).values(key=key, digest=digest, job=uid, at=at))
+            writer.add_events(connection, [(uid, at, "JobSubmitted", f"job {name} was submitted", {})])
+            return _job(connection, uid), True
+
+    def submitted(self, key: str, digest: str, at: float) -> records.JobRow | None:
+        """The job that this `key` and `digest` made within a day, if any; Conflict as for `submit`."""
+        with self._database.read() as connection:
+            return _submitted(connection, key, digest, at)
+
+    def request(self, uid: str, kind: Literal["cancel"], at: float) -> None:
+        """Leave an intent for the controller. Asking again, or for a job that has ended, changes nothing."""
+        job = models.jobs
+        with self._database.write() as connection:
+            asked = connection.execute(
+                sa.update(job)
+                .where(job.c.uid == uid, job.c.cancel_requested.is_(False), job.c.phase.not_in(_ENDED))
+                .values(cancel_requested=True, updated_at=database.now())
+            )
+            if asked.rowcount:
+                connection.execute(sa.insert(models.intents).values(job=uid, kind=kind, at=at, done=False))
+            else:
+                _job(connection, uid)
+
+    def job(self, uid: str) -> records.JobRow:
+        """NotFound when there is none."""
+        with self._database.read() as connection:
+            return _job(connection, uid)
+
+    def jobs(self, *, after: int | None = None, limit: int = 50, phase: str | None = None) -> list[records.JobRow]:
+        """Newest first; `after` is the `seq` of the last job seen."""
+        query = sa.select(*_JOB).order_by(models.jobs.c.seq.desc()).limit(limit)
+        if after is not None:
+            query = query.where(models.jobs.c.seq < after)
+        if phase is not None:
+            query = query.where(models.jobs.c.phase == phase)
+        return [records.JobRow(**row) for row in self._rows(query)]
+
+    def events(self, job: str | None, after: int, limit: int = 500) -> list[records.EventRow]:
+        """Oldest first, of one job or of all; `after` is the id of the last event seen."""
+        table = models.events
+        query = sa.select(table).where(table.c.id > after).order_by(table.c.id).limit(limit)
+        if job is not None:
+            query = query.where(table.c.job == job)
+        return [records.EventRow(**row) for row in self._rows(query)]
+
+    def metrics(self, job: str, after_step: int, limit: int = 5000) -> list[records.MetricRow]:
+        """In the order of steps; `after_step` is the last step seen."""
+        table = models.metrics
+        query = sa.select(table.c.job, table.c.step, table.c.attempt, table.c.at, table.c.data.label("values")).where(
+            table.c.job == job, table.c.step > after_step
+        )
+        return [records.MetricRow(**row) for row in self._rows(query.order_by(table.c.step).limit(limit))]
+
+    def log_chunks(
+        self, job: str, after: int, attempt: int | None = None, limit: int = 100
+    ) -> list[records.LogChunkRow]:
+        """Oldest first; `after` is the id of the last chunk seen."""
+        table = models.log_chunks
+        query = sa.select(table).where(table.c.job == job, table.c.id > after)
+        if attempt is not None:
+            query = query.where(table.c.attempt == attempt)
+        return [records.LogChunkRow(**row) for row in self._rows(query.order_by(table.c.id).limit(limit))]
+
+    def checkpoints(self, job: str) -> list[records.CheckpointRow]:
+        """Newest first, the rejected ones too."""
+        table = models.checkpoints
+        newest = table.c.step.desc(), table.c.attempt.desc()
+        query = sa.select(table).where(table.c.job == job).order_by(*newest)
+        return [records.CheckpointRow(**row) for row in self._rows(query)]
+
+    def nodes(self) -> list[records.NodeRow]:
+        """The fleet as the controller last saw it, by name."""
+        query = sa.select(models.nodes).order_by(models.nodes.c.name, models.nodes.c.id)
+        return [records.NodeRow(**row) for row in self._rows(query)]
+
+    def ping(self) -> None:
+        """StoreUnavailable when the store can't be read."""
+        self._rows(sa.select(models.lease.c.epoch))
+
+    # What the controller asks
+
+    def acquire(self, holder: str, ttl_s: float) -> int | None:
+        """The lease's epoch, or None while another holds it. `holder` names one process."""
+        with self._database.write() as connection:
+            return lease.acquire(connection, holder, ttl_s)
+
+    def renew(self, holder: str, epoch: int, ttl_s: float) -> bool:
+        """False: another has taken the lease, or it was released."""
+        with self._database.write() as connection:
+            return lease.renew(connection, holder, epoch, ttl_s)
+
+    def release(self, holder: str, epoch: int) -> None:
+        """Free the lease, if it is still ours."""
+        with self._database.write() as connection:
+            lease.release(connection, holder, epoch)
+
+    def holder(self) -> tuple[str, int]:
+        """(who holds the lease, expired or not; empty: nobody, its epoch)."""
+        with self._database.read() as connection:
+            return lease.holder(connection)
+
+    def commit(self, epoch: int, changes: records.Changes) -> None:
+        """All of `changes` or nothing. Fenced when the lease is no longer held under `epoch`."""
+        with self._database.write() as connection:
+            lease.check(connection, epoch)
+            writer.write(connection, changes)
+
+    def unseen_jobs(self, after_seq: int) -> list[tuple[records.JobRow, dict[str, Any] | None]]:
+        """Jobs submitted since, oldest first, with the core's state (None: never handled)."""
+        return self._with_core(models.jobs.c.seq > after_seq)
+
+    def unfinished(self) -> list[tuple[records.JobRow, dict[str, Any] | None]]:
+        """Jobs that have not ended, oldest first, with the core's state (None: never handled)."""
+        return self._with_core(models.jobs.c.phase.not_in(_ENDED))
+
+    def intents(self, limit: int = 100) -> list[records.Intent]:
+        """Not yet handled, oldest first."""
+        table = models.intents
+        query = (
+            sa.select(table.c.id, table.c.job, table.c.kind, table.c.at)
+            .where(table.c.done.is_(False))
+            .order_by(table.c.id)
+            .limit(limit)
+        )
+        return [records.Intent(**row) for row in self._rows(query)]
+
+    def _with_core(self, which: sa.ColumnElement[bool]) -> list[tuple[records.JobRow, dict[str, Any] | None]]:
+        rows = self._rows(sa.select(models.jobs).where(which).order_by(models.jobs.c.seq))
+        cores = [row.pop("core") for row in rows]
+        return [(records.JobRow(**row), core) for row, core in zip(rows, cores, strict=True)]
+
+    def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        with self._database.read() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _job(connection: sa.Connection, uid: str) -> records.JobRow:
+    row = connection.execute(sa.select(*_JOB).where(models.jobs.c.uid == uid)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no job {uid}")
+    return records.JobRow(**row)
+
+
+def _submitted(connection: sa.Connection, key: str, digest: str, at: float) -> records.JobRow | None:
+    keys = models.submissions
+    query = sa.select(keys).where(keys.c.key == key, keys.c.at > at - KEY_KEPT_S)
+    known = connection.execute(query).one_or_none()
+    if known is None:
+        return None
+    if known.digest != digest:
+        raise Conflict(
+            f"this idempotency key was used for job {known.job}, which was another request",
+            hint="send a new key with a new request",
+        )
+    return _job(connection, known.job)

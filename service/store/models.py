@@ -1,0 +1,150 @@
+"""The tables: columns and keys. How they come to be is in `migrations`; a test holds the two together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.store import database
+
+metadata = sa.MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+BigKey = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # only INTEGER keys number themselves there
+
+
+class Prose(sa.TypeDecorator[str]):
+    """A sentence that may quote what a rank or a user wrote."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
+        return None if value is None else database.storable(value)
+
+
+def _job_key(primary_key: bool = False) -> sa.Column[str]:
+    return sa.Column("job", sa.Text, sa.ForeignKey("jobs.uid"), primary_key=primary_key, nullable=False)
+
+
+counters = sa.Table(
+    "counters",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.BigInteger, nullable=False),
+)
+
+lease = sa.Table(
+    "lease",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),  # one row: 1
+    sa.Column("holder", sa.Text, nullable=False),  # empty: free
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.Double, nullable=False),  # by the database's clock
+)
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("uid", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, nullable=False, unique=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("phase", sa.Text, nullable=False),
+    sa.Column("reason", Prose, nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("status", sa.JSON, nullable=False),
+    sa.Column("core", sa.JSON(none_as_null=True), nullable=True),  # null: no controller has handled it yet
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("updated_at", sa.Double, nullable=False),
+    sa.Column("ended_at", sa.Double, nullable=True),
+    sa.Column("cancel_requested", sa.Boolean, nullable=False),
+    sa.Index(None, "phase", "seq"),
+)
+
+submissions = sa.Table(
+    "submissions",
+    metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("digest", sa.Text, nullable=False),
+    _job_key(),
+    sa.Column("at", sa.Double, nullable=False, index=True),
+)
+
+intents = sa.Table(
+    "intents",
+    metadata,
+    sa.Column("id", BigKey, primary_key=True),
+    _job_key(),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("done", sa.Boolean, nullable=False),
+    sa.Index(None, "done", "id"),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("id", BigKey, primary_key=True, autoincrement=False),
+    _job_key(),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("reason", Prose, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+    sa.Index(None, "job", "id"),
+)
+
+metrics = sa.Table(
+    "metrics",
+    metadata,
+    _job_key(primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+)
+
+log_chunks = sa.Table(
+    "log_chunks",
+    metadata,
+    sa.Column("id", BigKey, primary_key=True, autoincrement=False),
+    _job_key(),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("node", sa.Text, nullable=False),
+    sa.Column("path", sa.Text, nullable=False),
+    sa.Column("lines", sa.Integer, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.UniqueConstraint("job", "path"),
+    sa.Index(None, "job", "attempt", "id"),
+    sa.Index(None, "job", "id"),
+)
+
+checkpoints = sa.Table(
+    "checkpoints",
+    metadata,
+    _job_key(primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("manifest", sa.Text, nullable=False),
+    sa.Column("published_at", sa.Double, nullable=False),
+    sa.Column("rejected", Prose, nullable=True),
+)
+
+nodes = sa.Table(
+    "nodes",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("slots", sa.Integer, nullable=False),
+    sa.Column("rack", sa.Text, nullable=False),
+    sa.Column("zone", sa.Text, nullable=False),
+    sa.Column("device", sa.Text, nullable=False),
+    sa.Column("address", sa.Text, nullable=False),
+    sa.Column("seen_at", sa.Double, nullable=False),
+)

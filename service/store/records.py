@@ -1,0 +1,129 @@
+"""Rows as the rest of the service sees them: frozen values. Knows nothing of SQL. Times are Unix seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+IntentKind = Literal["cancel"]
+
+Document = Mapping[str, Any]
+"""What is kept as JSON. A number that is not finite comes back as None: JSON has no word for it."""
+
+NewEvent = tuple[str, float, str, str, Document]
+"""(job, at, type, reason, data) of an event that has no id yet."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobRow:
+    uid: str
+    seq: int  # order of submission
+    name: str
+    phase: str
+    reason: str
+    spec: dict[str, Any]
+    status: dict[str, Any]
+    created_at: float
+    updated_at: float
+    ended_at: float | None
+    cancel_requested: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EventRow:
+    id: int  # grows over the whole store in the order of commits: a cursor
+    job: str
+    at: float
+    type: str
+    reason: str
+    data: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One step of a job. A step that a later attempt does again replaces the row."""
+
+    job: str
+    step: int
+    attempt: int
+    at: float
+    values: Document
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogChunk:
+    """A piece of a node's log, in storage but not yet in the store. `path` is relative to {root}/{job}."""
+
+    job: str
+    attempt: int
+    node: str
+    path: str
+    lines: int
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogChunkRow:
+    id: int  # orders all chunks as they were committed: a cursor
+    job: str
+    attempt: int
+    node: str
+    path: str
+    lines: int
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    job: str
+    step: int
+    attempt: int
+    manifest: str
+    published_at: float
+    rejected: str | None = None  # why it is never to be loaded again
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeRow:
+    id: str
+    name: str
+    slots: int
+    rack: str
+    zone: str
+    device: str
+    address: str
+    seen_at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Intent:
+    """What a user wants done to a job and the controller has not yet handled."""
+
+    id: int
+    job: str
+    kind: IntentKind
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobUpdate:
+    uid: str
+    phase: str
+    reason: str
+    status: Document
+    core: Document  # the core's own state of the job, for the next controller
+    ended_at: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Changes:
+    """What one turn of the controller writes, all or nothing."""
+
+    jobs: Sequence[JobUpdate] = ()
+    events: Sequence[NewEvent] = ()
+    metrics: Sequence[MetricRow] = ()
+    log_chunks: Sequence[LogChunk | LogChunkRow] = ()  # the id of a LogChunkRow is passed over
+    checkpoints: Sequence[CheckpointRow] = ()
+    intents_done: Sequence[int] = ()
+    nodes: Sequence[NodeRow] | None = None  # None: unchanged; else these replace all

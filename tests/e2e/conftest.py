@@ -1,0 +1,32 @@
+"""One local fleet for the session: two racks of two nodes with two slots, a controller, an API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from api.client import Client
+from service.local import LocalFleet
+from tests.e2e.world import World
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+    before = dict(os.environ)
+    local = LocalFleet(tmp_path_factory.mktemp("home"), api_port=0)
+    local.start()
+    yield local
+    local.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def world(fleet: LocalFleet) -> Iterator[World]:
+    """A client of the fleet; jobs that are left are cancelled, so that the next test finds all slots free."""
+    with Client.find(fleet.home) as client:
+        here = World(client, fleet)
+        yield here
+        here.clear()

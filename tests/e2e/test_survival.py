@@ -1,0 +1,57 @@
+"""What outlives what: the gang its controller, the job its node."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import ray
+
+from service.contracts.job import Phase
+from service.runtime import ensure
+from tests.e2e.world import World, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.torch]
+
+
+@ray.remote(num_cpus=0)
+class Stray:
+    def ready(self) -> bool:
+        return True
+
+
+def test_a_new_controller_adopts_the_gang_and_sweeps_what_is_nobodys(world: World) -> None:
+    uid = world.submit(train={"steps": 60})
+    world.reach(uid, 5)
+    ranks = world.pids(uid, attempt=1)
+    with ensure.connected(world.fleet.cluster.address):
+        stray = Stray.options(name="gone-12345678/n0/0/1", lifetime="detached").remote()
+        assert ray.get(stray.ready.remote())
+        del stray
+    (controller,) = world.processes("ray::Controller")
+    os.kill(controller.pid, signal.SIGKILL)
+    view = world.finish(uid)
+
+    assert "GangAdopted" in world.events(uid)
+    assert view.status.attempt == 1
+    assert not view.status.incidents
+    steps = list(world.client.metrics(uid))
+    assert [step.step for step in steps] == list(range(1, 61))
+    assert {step.attempt for step in steps} == {1}
+    assert world.pids(uid, attempt=1) == ranks
+    until(lambda: not world.processes("ray::Stray"), "sweep of the stray actor")
+
+
+def test_a_lost_node_is_waited_for_and_the_job_goes_on(world: World) -> None:
+    uid = world.submit(train={"steps": 40})
+    world.reach(uid, 12)
+    world.fleet.lose("n3")
+    waiting = until(
+        lambda: (view := world.client.get(uid)).phase is Phase.RECOVERING and "slots" in view.reason and view, "wait"
+    )
+    assert "needs 8 slots" in waiting.reason
+    world.fleet.join("n3", "r1", "127.0.77.5")
+    view = world.finish(uid)
+    assert [incident.kind for incident in view.status.incidents] == ["node_lost"]
+    assert list(world.losses(uid)) == list(range(1, 41))

@@ -1,0 +1,128 @@
+"""An empty store for each test: a SQLite file, and a schema of a real PostgreSQL where one is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateSchema
+
+from service.store.jobs import Store
+from service.store.records import JobRow
+
+_numbers = itertools.count(1)
+
+
+def _program(name: str) -> str | None:
+    known = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return shutil.which(name, path=os.pathsep.join([*map(str, known), os.environ.get("PATH", "")]))
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[sa.URL]:
+    """A server that listens on a socket in a folder of its own."""
+    initdb, control = _program("initdb"), _program("pg_ctl")
+    if initdb is None or control is None or importlib.util.find_spec("psycopg") is None:
+        pytest.skip("needs PostgreSQL's initdb and pg_ctl, and psycopg")
+    user = "postgres" if os.geteuid() == 0 else None  # it refuses to run as root
+    with tempfile.TemporaryDirectory(prefix="phalanx-pg-") as folder:
+        if user:
+            shutil.chown(folder, user)
+
+        def run(*command: str) -> None:
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, user=user, cwd=folder, env={"LC_ALL": "C"})
+
+        data, options = f"{folder}/data", f"-k {folder} -c listen_addresses= -c fsync=off"
+        run(initdb, "-D", data, "-U", "phalanx", "-E", "UTF8", "-A", "trust", "--no-sync")
+        run(control, "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
+        try:
+            yield sa.URL.create("postgresql+psycopg", "phalanx", database="postgres", query={"host": folder})
+        finally:
+            run(control, "-D", data, "-m", "immediate", "-w", "stop")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty database is; on PostgreSQL a schema of the one server."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.sqlite3"
+    server: sa.URL = request.getfixturevalue("postgresql")
+    name = f"test{next(_numbers)}"
+    engine = sa.create_engine(server)
+    with engine.begin() as connection:
+        connection.execute(CreateSchema(name))
+    engine.dispose()
+    own = server.update_query_dict({"options": f"-csearch_path={name}"})
+    return own.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    opened = Store.open(url)
+    yield opened
+    opened.close()
+
+
+Submit = Callable[..., JobRow]
+
+
+@pytest.fixture
+def submit(store: Store) -> Submit:
+    def submit(uid: str, at: float = 1.0) -> JobRow:
+        return store.submit({"name": uid}, uid, uid=uid, at=at, status={"attempt": 0})[0]
+
+    return submit
+
+
+class Child:
+    """Another process: it opens the store and runs one line of Python when told to go."""
+
+    def __init__(self, url: str, line: str) -> None:
+        code = f"""
+from service.store.jobs import Store
+print(flush=True)
+input()
+store = Store.open({url!r})
+{line}
+"""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ready(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "\n"
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> str:
+        answer, _ = self._process.communicate(timeout=30)
+        assert self._process.returncode == 0
+        return answer.strip()
+
+
+@pytest.fixture
+def children() -> Callable[..., list[str]]:
+    """Runs lines of Python on one store at the same moment, each in a process; gives what they printed."""
+
+    def run(url: str, *lines: str) -> list[str]:
+        started = [Child(url, line) for line in lines]
+        for child in started:
+            child.ready()
+        for child in started:
+            child.go()
+        return [child.answer() for child in started]
+
+    return run

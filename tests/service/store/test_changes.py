@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from service.contracts.errors import NotFound
+from service.store.jobs import Store
+from service.store.records import (
+    Changes,
+    CheckpointRow,
+    JobUpdate,
+    LogChunk,
+    LogChunkRow,
+    MetricRow,
+    NodeRow,
+)
+
+
+@pytest.fixture
+def epoch(store: Store, submit) -> int:
+    """The lease, and a job `a`."""
+    submit("a")
+    epoch = store.acquire("me", 60)
+    assert epoch is not None
+    return epoch
+
+
+def metric(step: int, attempt: int, loss: float = 1.0) -> MetricRow:
+    return MetricRow("a", step, attempt, at=float(step), values={"loss": loss})
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ({"jobs": [JobUpdate("x", "running", "", {}, {})]}, NotFound),
+        ({"events": [("a", 1.0, "Good", "", {}), ("x", 1.0, "Bad", "", {})]}, IntegrityError),
+        ({"checkpoints": [CheckpointRow("x", 1, 1, "m", 1.0)]}, IntegrityError),
+        ({"log_chunks": [LogChunk("x", 1, "n", "p", 1, 1.0)]}, IntegrityError),
+        ({"nodes": [NodeRow("n", "n", 1, "", "", "cpu", "", 1.0)] * 2}, IntegrityError),
+        ({"intents_done": [object()]}, Exception),
+        ({"events": [("a", 1.0, "Bad", "", {"what": object()})]}, Exception),
+    ],
+)
+def test_one_bad_row_leaves_nothing(store: Store, epoch: int, bad: dict, error: type[Exception]) -> None:
+    good = Changes(
+        jobs=[JobUpdate("a", "running", "", {}, {})],
+        metrics=[metric(1, 1)],
+        events=[("a", 1.0, "Good", "", {})],
+    )
+    both = {name: [*getattr(good, name), *rows] if name != "nodes" else rows for name, rows in bad.items()}
+    before = store.job("a"), store.events(None, after=0)
+    with pytest.raises(error):
+        store.commit(epoch, Changes(**{"jobs": good.jobs, "metrics": good.metrics, "events": good.events} | both))
+    assert (store.job("a"), store.events(None, after=0)) == before
+    assert store.metrics("a", after_step=0) == []
+    store.commit(epoch, good)
+    assert [event.id for event in store.events(None, after=0)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("commits", "kept"),
+    [
+        ([[(1, 1, 0.5)], [(1, 2, 0.7)]], (2, 0.7)),  # a later attempt does the step again
+        ([[(1, 2, 0.5)], [(1, 1, 0.7)]], (2, 0.5)),  # an old attempt's late word
+        ([[(1, 1, 0.5), (1, 2, 0.7)]], (2, 0.7)),  # both at once
+        ([[(1, 2, 0.5), (1, 1, 0.7)]], (2, 0.5)),
+        ([[(1, 1, 0.5)], [(1, 1, 0.7)]], (1, 0.7)),
+    ],
+)
+def test_a_step_has_one_row(
+    store: Store, epoch: int, commits: list[list[tuple[int, int, float]]], kept: tuple[int, float]
+) -> None:
+    for rows in commits:
+        store.commit(epoch, Changes(metrics=[metric(*row) for row in rows]))
+    (row,) = store.metrics("a", after_step=0)
+    assert (row.attempt, row.values["loss"]) == kept
+
+
+def test_metrics_are_read_on_from_a_step(store: Store, epoch: int) -> None:
+    store.commit(epoch, Changes(metrics=[metric(step, 1) for step in (3, 1, 2, 4)]))
+    assert [row.step for row in store.metrics("a", after_step=1, limit=2)] == [2, 3]
+
+
+def test_a_log_chunk_is_kept_once(store: Store, epoch: int) -> None:
+    def chunk(path: str, attempt: int = 1) -> LogChunk:
+        return LogChunk("a", attempt, "n1", path, lines=10, at=1.0)
+
+    store.commit(epoch, Changes(log_chunks=[chunk("logs/1"), chunk("logs/2")]))
+    store.commit(epoch, Changes(log_chunks=[chunk("logs/2"), chunk("logs/3", attempt=2)]))
+    chunks = store.log_chunks("a", after=0)
+    assert [one.path for one in chunks] == ["logs/1", "logs/2", "logs/3"]
+    assert [one.id for one in chunks] == sorted({one.id for one in chunks})
+    assert [one.path for one in store.log_chunks("a", after=chunks[0].id, limit=1)] == ["logs/2"]
+    assert [one.path for one in store.log_chunks("a", after=0, attempt=2)] == ["logs/3"]
+    store.commit(epoch, Changes(log_chunks=[LogChunkRow(0, "a", 2, "n1", "logs/4", 10, 1.0)]))
+    assert store.log_chunks("a", after=chunks[-1].id)[0].path == "logs/4"
+
+
+def test_a_checkpoint_once_rejected_stays_so(store: Store, epoch: int) -> None:
+    published = CheckpointRow("a", 10, 1, "checkpoints/10/1", 2.0)
+    newer = CheckpointRow("a", 20, 1, "checkpoints/20/1", 3.0)
+    redone = CheckpointRow("a", 10, 2, "checkpoints/10/2", 4.0)
+    rejected = CheckpointRow("a", 20, 1, "checkpoints/20/1", 3.0, rejected="block 3 of shard 0 is damaged")
+    store.commit(epoch, Changes(checkpoints=[published, newer]))
+    store.commit(epoch, Changes(checkpoints=[rejected, redone]))
+    store.commit(epoch, Changes(checkpoints=[newer]))
+    assert store.checkpoints("a") == [rejected, redone, published]
+
+
+def test_nodes_are_replaced_only_when_given(store: Store, epoch: int) -> None:
+    first, second = (NodeRow(id_, f"node-{id_}", 4, "r1", "z1", "cpu", "10.0.0.1", 1.0) for id_ in "xy")
+    for nodes, kept in [
+        ([second, first], [first, second]),
+        (None, [first, second]),
+        ([second], [second]),
+        ([], []),
+    ]:
+        store.commit(epoch, Changes(nodes=nodes))
+        assert store.nodes() == kept
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("loss is ∞ at step 3", "loss is ∞ at step 3"),
+        ("half \ud800 a pair", "half ? a pair"),
+        ("NUL \0 inside", "NUL � inside"),
+    ],
+)
+def test_words_of_a_user_never_stop_a_commit(store: Store, epoch: int, given: str, kept: str) -> None:
+    update = JobUpdate("a", "failed", given, {"incidents": [{"message": given}]}, {}, ended_at=2.0)
+    store.commit(epoch, Changes(jobs=[update]))
+    job = store.job("a")
+    assert job.reason == kept
+    assert job.status["incidents"][0]["message"] in (kept, given)
+    assert "\ud800" not in job.status["incidents"][0]["message"]
+
+
+def test_documents_may_be_read_only_and_hold_what_json_lacks(store: Store, epoch: int) -> None:
+    data = MappingProxyType({"loss": float("inf"), "ranks": (1, 2), "inner": MappingProxyType({"x": float("nan")})})
+    store.commit(epoch, Changes(events=[("a", 1.0, "X", "", data)]))
+    assert store.events("a", after=1)[0].data == {"loss": None, "ranks": [1, 2], "inner": {"x": None}}

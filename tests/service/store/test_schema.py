@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import argparse
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import alembic.command
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from service.contracts.errors import StoreUnavailable
+from service.store import models, schema
+from service.store.database import Database
+from service.store.jobs import Store
+
+
+def test_opening_twice_keeps_what_is_there(url: str) -> None:
+    for uid in "ab":
+        store = Store.open(url)
+        store.submit({}, "n", uid=uid, at=1.0, status={})
+        store.close()
+    store = Store.open(url, migrate=False)
+    assert [job.uid for job in store.jobs()] == ["b", "a"]
+    store.close()
+
+
+def test_many_threads_may_make_the_store(url: str) -> None:
+    gate = threading.Barrier(4)
+
+    def make(_: int) -> None:
+        gate.wait(timeout=10)
+        store = Store.open(url)
+        store.ping()
+        store.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(make, range(4)))
+
+
+def test_the_models_are_what_the_migrations_make(url: str) -> None:
+    Store.open(url).close()
+    database = Database(url)
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), models.metadata) == []
+    database.close()
+
+
+def test_a_migration_can_be_taken_back(url: str) -> None:
+    Store.open(url).close()
+    database = Database(url)
+    with database.write() as connection:
+        alembic.command.downgrade(schema.config(connection), "base")
+    with database.read() as connection:
+        assert sa.inspect(connection).get_table_names() == ["alembic_version"]
+    database.close()
+
+
+def test_the_next_revision_can_be_written(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    Store.open(url).close()
+    folder = shutil.copytree(schema.MIGRATIONS, tmp_path / "migrations")
+    config = schema.config()
+    config.set_main_option("script_location", str(folder))
+    config.cmd_opts = argparse.Namespace(x=[f"url={url}"])
+    alembic.command.revision(config, "Nothing new", autogenerate=True, rev_id="9999")
+    text = (folder / "versions" / "9999_nothing_new.py").read_text()
+    assert text.startswith('"""Nothing new."""')
+    assert "down_revision = '0001'" in text
+    compile(text, "9999", "exec")
+
+
+@pytest.mark.parametrize(
+    ("revision", "migrate", "message"),
+    [
+        (None, False, "at revision none"),
+        ("9999", False, "newer than this"),
+        ("9999", True, "newer than this"),
+    ],
+)
+def test_a_store_of_another_version_is_refused(url: str, revision: str | None, migrate: bool, message: str) -> None:
+    Store.open(url).close()
+    database = Database(url)
+    with database.write() as connection:
+        table = sa.table("alembic_version", sa.column("version_num"))
+        connection.execute(sa.update(table).values(version_num=revision) if revision else sa.delete(table))
+    database.close()
+    with pytest.raises(StoreUnavailable, match=message) as refused:
+        Store.open(url, migrate=migrate)
+    assert refused.value.hint
