@@ -61,6 +61,7 @@ class LocalFleet:
             os.environ.update(self.environment())
             self._start_ray()
             roster.record(self.home, self.temp)
+            (self.home / "api.json").unlink(missing_ok=True)  # of a fleet that was killed
             self._spawn("service", "-m", "service")
             self._spawn("api", "-m", "api", "--port", str(self.api_port))
             roster.record(self.home, self.temp)

@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,26 +30,31 @@ def record(home: Path, temp: str) -> None:
 
 
 def running(home: Path) -> list[psutil.Process]:
-    """The processes of the fleet that was started in `home`, of those that are alive; the starter first."""
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-        rows = json.loads((home / STATE).read_text())["processes"]
-        return [process for row in rows if (process := _same(row)) is not None]
-    return []
+    """The processes of the fleet that was started in `home`, of those that are alive; its starter first."""
+    return [process for row in _read(home)[1] if (process := _same(row)) is not None]
 
 
 def down(home: Path) -> int:
     """End the fleet of `home`, as its starter would. How many processes were there."""
+    temp, rows = _read(home)
     found = running(home)
-    if not found:
-        return 0
-    temp = json.loads((home / STATE).read_text())["temp"]
-    with contextlib.suppress(psutil.NoSuchProcess):
-        found[0].terminate()
-    psutil.wait_procs(found[:1], timeout=STOP_S)
-    left = [process for process in found if process.is_running()]
-    end([member for process in left for member in family(process.pid)])
+    if found and (starter := _same(rows[0])) is not None:
+        starter.terminate()
+        _wait([starter])
+    end([member for process in found if not _gone(process) for member in family(process.pid)])
     forget(home, temp)
     return len(found)
+
+
+def _read(home: Path) -> tuple[str, list[Mapping[str, Any]]]:
+    """(temporary folder, processes) as recorded; empty where nothing readable is."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        state = json.loads((home / STATE).read_text())
+        rows: list[Mapping[str, Any]] = [
+            {"pid": int(row["pid"]), "started": float(row["started"])} for row in state["processes"]
+        ]
+        return str(state["temp"]), rows
+    return "", []
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -70,16 +77,30 @@ def _same(row: Mapping[str, Any]) -> psutil.Process | None:
 
 def end(processes: Iterable[psutil.Process]) -> None:
     """SIGKILL, and wait until they are gone."""
-    processes = list(processes)
-    for process in processes:
+    doomed = list(processes)
+    for process in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(processes, timeout=STOP_S)
+    _wait(doomed)
+
+
+def _wait(processes: Iterable[psutil.Process]) -> None:
+    deadline = time.monotonic() + STOP_S
+    while not all(_gone(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _gone(process: psutil.Process) -> bool:
+    """Also one whose parent has not asked for its end yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def forget(home: Path, temp: str) -> None:
     """The fleet has ended: remove what it left."""
     for name in (STATE, "api.json"):
         (home / name).unlink(missing_ok=True)
-    if temp:
+    if temp.startswith(tempfile.gettempdir()):
         shutil.rmtree(temp, ignore_errors=True)

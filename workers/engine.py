@@ -15,7 +15,7 @@ from workers import numerics
 from workers.models.decoder import Decoder, initialise
 from workers.optimizer import Optimizer, gradients
 from workers.parallel import data, pipeline, tensor
-from workers.spec import RunSpec
+from workers.spec import RunSpec, check_layout
 
 PARAMETERS = {"bf16": torch.float32, "fp32": torch.float32, "float64": torch.float64}
 COMPUTE = {"bf16": torch.bfloat16, "fp32": torch.float32, "float64": torch.float64}
@@ -42,6 +42,7 @@ class Engine:
         self.vocabulary = run.model.vocab_size or vocabulary
         if self.vocabulary < vocabulary:
             raise ValueError(f"model.vocab_size {self.vocabulary} is smaller than the tokenizer's {vocabulary}")
+        check_layout(self.layout, run.model.model_copy(update={"vocab_size": self.vocabulary}), run.train)
         self.parts = self._build(mesh)
         named = dict(pair for part in self.parts for pair in part.named_parameters())
         self.named = named

@@ -187,6 +187,10 @@ def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -
         return f"tp {layout.tp} and {model.kv_heads} kv_heads: one must divide the other"
     if model.ffn_hidden % layout.tp:
         return f"tp {layout.tp} does not divide ffn_hidden {model.ffn_hidden}"
+    vocabulary = model.vocab_size or BYTE_VOCABULARY
+    if -(-vocabulary // layout.tp) * (layout.tp - 1) >= vocabulary:
+        padded = -(-vocabulary // layout.tp) * layout.tp
+        return f"tp {layout.tp} leaves ranks without a part of {vocabulary} tokens; try model.vocab_size {padded}"
     if model.layers < layout.stages:
         stages = f"{layout.stages} stages (pp {layout.pp} x vpp {layout.vpp})"
         return f"{stages} need at least {layout.stages} layers; the model has {model.layers}"

@@ -8,7 +8,9 @@ from typing import Literal
 from service.contracts.cluster import Fleet
 from service.contracts.job import JobSpec
 
-FaultKind = Literal["process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "hang", "start_failed"]
+FaultKind = Literal[
+    "process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "storage", "hang", "start_failed"
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

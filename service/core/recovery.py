@@ -21,7 +21,7 @@ BACKOFF_MAX_S = 60.0
 SAME_ROOT_LIMIT = 3
 
 ROOTS: tuple[FaultKind, ...] = (
-    "node_lost", "process_died", "gang_lost", "hang", "start_failed", "numeric", "user", "peer"
+    "node_lost", "process_died", "gang_lost", "hang", "start_failed", "numeric", "storage", "user", "peer"
 )  # fmt: skip
 """From root to echo. A rank whose peer died may raise anything: process_died is before user."""
 
@@ -30,6 +30,7 @@ CAUSES: dict[FaultKind, Cause] = {
     "process_died": Cause.INFRASTRUCTURE,
     "gang_lost": Cause.INFRASTRUCTURE,
     "start_failed": Cause.INFRASTRUCTURE,
+    "storage": Cause.INFRASTRUCTURE,
     "peer": Cause.INFRASTRUCTURE,
     "hang": Cause.HANG,
     "numeric": Cause.USER_ERROR,

@@ -1,7 +1,7 @@
 """Turns what the agents of one attempt say into events of the core. No Ray, no clock: time comes in.
 
 Faults are held back for a moment, so that the rank that died can be told from the peers that lost their connection
-to it.
+to it; for longer where all the evidence is such echoes, or an agent that is gone: a node's death is known last.
 """
 
 from __future__ import annotations
@@ -25,6 +25,17 @@ from service.runtime.node_agent import RankDied
 from workers import reports
 
 ECHO_S = 0.3
+ROOT_S = 6.0  # a dead node leaves Ray's table within about 3 s on a local fleet; then the core has the root
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AgentGone:
+    """The agent of a node does not answer any more: it has died, or its node has."""
+
+    job: str
+    attempt: int
+    node: str
+    message: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,11 +79,13 @@ class Ear:
                 case reports.SaveFailed(step=step, rank=rank, reason=reason):
                     events.append(SaveFailed(self.uid, self.attempt, step, f"rank {rank}: {reason}", at))
                 case reports.Failed(rank=rank, message=message, step=step, traceback=traceback):
-                    kind = "user" if what.kind == "storage" else what.kind
-                    self._fault(Fault(kind, message, rank, self.nodes.get(rank), step, traceback), at)
+                    self._fault(Fault(what.kind, message, rank, self.nodes.get(rank), step, traceback), at)
                 case RankDied(rank=rank):
                     step, message = self.at_step.get(rank, 0), f"process of rank {rank} is gone"
                     self._fault(Fault("process_died", message, rank, self.nodes.get(rank), step), at)
+                case AgentGone(node=node, message=message):
+                    step = max(self.at_step.values(), default=0)
+                    self._fault(Fault("process_died", message, node=node, step=step), at)
                 case reports.Finished(rank=rank):
                     self.finished.add(rank)
         if steps:
@@ -84,13 +97,17 @@ class Ear:
         """The faults, once their echoes have had time to arrive; the end, once its last checkpoint is published."""
         if self.over:
             return []
-        if self.fault_at is not None and at - self.fault_at >= ECHO_S:
+        if self.fault_at is not None and at - self.fault_at >= (ECHO_S if self._root_is_known() else ROOT_S):
             self.over = True
             return [GangFaulted(self.uid, self.attempt, tuple(self.faults), at)]
         if len(self.finished) == self.world and not self.complete and not publishing:
             self.over = True
             return [GangFinished(self.uid, self.attempt, at)]
         return []
+
+    def _root_is_known(self) -> bool:
+        """Whether some fault is neither a broken connection nor an agent that fell silent."""
+        return any(fault.kind != "peer" and fault.rank is not None for fault in self.faults)
 
     def take_complete(self) -> list[Complete]:
         taken, self.complete = self.complete, []

@@ -93,13 +93,13 @@ def stop(uid: str, epoch: int) -> list[Stopped]:
     Raises ClusterError when a process would not go.
     """
     handles = [handle for name in _names(uid) if (handle := _handle(name)) is not None]
-    stopped = _stop_ranks(agents(uid).values(), epoch)
+    stopped = _stop_ranks(agents(uid), epoch)
+    if left := [pid for answer in stopped for pid in answer.left]:
+        raise ClusterError(f"processes {left} of job {uid} did not end by SIGKILL", hint="the node needs a reboot")
     for handle in handles:
         ray.kill(handle, no_restart=True)
     for group in _groups(uid):
         remove_placement_group(group)
-    if left := [pid for answer in stopped for pid in answer.left]:
-        raise ClusterError(f"processes {left} of job {uid} did not end by SIGKILL", hint="the node needs a reboot")
     _wait_gone(uid)
     return stopped
 
@@ -196,18 +196,17 @@ def _assignment(command: StartGang, order: Order, rank: int, index: int, host: s
     )  # fmt: skip
 
 
-def _stop_ranks(agents: Iterable[Any], epoch: int) -> list[Stopped]:
-    """Ask every agent to end its ranks. An agent that is gone with its node has no ranks left to end."""
-    answers = [agent.stop.remote(epoch) for agent in agents]
+def _stop_ranks(agents: Mapping[str, Any], epoch: int) -> list[Stopped]:
+    """Ask every agent to end its ranks. One that has died leaves its ranks to Ray, or had its node die under them."""
+    answers = {node: agent.stop.remote(epoch) for node, agent in agents.items()}
     stopped: list[Stopped] = []
-    gone = (
-        ray.exceptions.ActorDiedError,
-        ray.exceptions.ActorUnavailableError,
-        ray.exceptions.GetTimeoutError,
-    )
-    for answer in answers:
-        with contextlib.suppress(*gone):
+    for node, answer in answers.items():
+        try:
             stopped.append(ray.get(answer, timeout=processes.KILL_S + 10))
+        except ray.exceptions.ActorDiedError:
+            continue
+        except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError) as error:
+            raise ClusterError(f"the agent on node {node} does not answer: {type(error).__name__}") from error
     return stopped
 
 

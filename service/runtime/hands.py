@@ -20,7 +20,7 @@ from service.contracts.errors import ClusterError, Fenced
 from service.core.commands import Command, StartGang, StopGang
 from service.core.state import Job
 from service.runtime import gang
-from service.runtime.ear import Complete
+from service.runtime.ear import AgentGone, Complete
 from service.runtime.lanes import Lanes
 from service.settings import Settings
 from workers.checkpoint import manifest
@@ -117,9 +117,12 @@ class Hands:
         assert job.layout is not None
         root = job.spec.checkpoint.root or self.settings.storage
         storage = Storage.open(root).child(job.uid)
-        publisher = Publisher(storage, job.uid, job.attempt, f"{self.epoch:x}", job.spec.run(job.layout))
+        token = manifest.token_of(complete.records[0].index)  # of the epoch that started the gang
+        publisher = Publisher(storage, job.uid, job.attempt, token, job.spec.run(job.layout))
         try:
             path = self._patiently(lambda: publisher.publish(complete.step, complete.records))
+        except FileExistsError:  # by an earlier try whose answer was lost; the name is this attempt's own
+            path = manifest.path(complete.step, job.attempt)
         except (OSError, manifest.Incomplete, Corrupt) as error:
             reason = f"not published: {error}"
             self._tell(events.SaveFailed(job.uid, job.attempt, complete.step, reason, time.time()))
@@ -155,10 +158,9 @@ class Hands:
             ray.get(agent.wait_end.remote())
         except ray.exceptions.RayError as error:
             message = f"the agent on node {node} is gone: {type(error).__name__}"
-            fault = events.Fault("process_died", message, node=node)
-            self._tell(events.GangFaulted(uid, attempt, (fault,), time.time()))
+            self._tell(AgentGone(uid, attempt, node, message))
 
-    def _tell(self, event: events.Event) -> None:
+    def _tell(self, event: events.Event | AgentGone) -> None:
         if not self.over.is_set():
             self.inbox.put(event)
 

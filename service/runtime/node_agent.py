@@ -125,7 +125,7 @@ class NodeAgent:
         """End every rank of this node, and ship the rest of their logs."""
         self._obey(epoch)
         self.stopping = True
-        left = processes.end(member.pid for member in self.members.values())
+        left = processes.end(self.watch.watched())
         with self.shipping:
             self._ship(last=True)
         if self.shipper.done():
@@ -140,8 +140,9 @@ class NodeAgent:
     def standing(self, epoch: int) -> Standing:
         """How the ranks of this node are; tells a returning controller that there is somebody to adopt."""
         self._obey(epoch)
+        at_work = set(self.watch.watched())
         with self.lock:
-            alive = {rank: m.pid for rank, m in self.members.items() if m.pid in self.watch.descriptors.values()}
+            alive = {rank: m.pid for rank, m in self.members.items() if m.pid in at_work}
             return Standing(self.attempt, alive, tuple(self.ended.values()), tuple(self.shards))
 
     # What ranks say
@@ -176,7 +177,7 @@ class NodeAgent:
             self.wake.clear()
             if time.monotonic() - shipped >= REPORT_S:
                 with self.shipping:
-                    self._ship(last=self.stopping)
+                    self._ship()
                 shipped = time.monotonic()
             with self.lock:
                 batch = list(self.unsaid)
@@ -210,4 +211,5 @@ class NodeAgent:
         self.epoch = epoch
 
 
-NodeAgentActor = ray.remote(max_restarts=0, max_concurrency=16)(NodeAgent)
+NodeAgent.tell = ray.method(concurrency_group="tell")(NodeAgent.tell)  # one thread: what a rank says stays in order
+NodeAgentActor = ray.remote(max_restarts=0, max_concurrency=16, concurrency_groups={"tell": 1})(NodeAgent)

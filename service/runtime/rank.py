@@ -81,6 +81,8 @@ def kind_of(error: BaseException) -> FaultKind:
 
     if isinstance(error, NonFinite):
         return "numeric"
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
+        return "storage"
     text = str(error)
     broken = (
         "Connection closed by peer",

@@ -22,7 +22,7 @@ from service.core import liveness, machine
 from service.core.commands import Command, Record
 from service.core.state import Job, State
 from service.runtime import adoption, rows, watcher
-from service.runtime.ear import Ear
+from service.runtime.ear import AgentGone, Ear
 from service.runtime.hands import Hands
 from service.runtime.logs import Chunk
 from service.runtime.node_agent import Said, Stopped
@@ -49,7 +49,7 @@ class Heard:
     said: Sequence[Said]
 
 
-Item = Heard | Stopped | events.Event
+Item = Heard | Stopped | AgentGone | events.Event
 
 
 class Deliveries:
@@ -121,17 +121,21 @@ class Reign:
     def turn(self) -> None:
         """Raises Fenced when the reign is over."""
         heard: list[Heard] = []
-        happened: list[events.Event] = []
+        gone: list[AgentGone] = []
+        done: list[events.Event] = []
+        now = time.time()
         for item in self._collected():
             match item:
                 case Heard():
                     heard.append(item)
                 case Stopped():
                     heard.append(Heard((item.job, item.attempt, item.node), item.unsaid))
+                case AgentGone():
+                    gone.append(item)
                 case _:
-                    happened.append(item)
-        now = time.time()
-        chunks = self._listen(heard, happened, now)
+                    done.append(item)
+        happened, chunks = self._listen(heard, gone, now)
+        happened += done  # what a gang said comes before its end
         intents = self._poll(happened, now)
         for ear in self.ears.values():
             happened += ear.due(now, self.hands.publishing(ear.uid, ear.attempt))
@@ -150,8 +154,11 @@ class Reign:
         except queue.Empty:
             return
 
-    def _listen(self, heard: Sequence[Heard], happened: list[events.Event], now: float) -> list[LogChunk]:
+    def _listen(
+        self, heard: Sequence[Heard], gone: Sequence[AgentGone], now: float
+    ) -> tuple[list[events.Event], list[LogChunk]]:
         """Events from what agents said; the chunks of logs among it, which count for an ended attempt too."""
+        happened: list[events.Event] = []
         chunks: list[LogChunk] = []
         for delivery in heard:
             uid, attempt, _ = delivery.source
@@ -160,7 +167,11 @@ class Reign:
             ear = self.ears.get(uid)
             if ear is not None and ear.attempt == attempt:
                 happened += ear.hear(fresh, now)
-        return chunks
+        for agent in gone:
+            ear = self.ears.get(agent.job)
+            if ear is not None and ear.attempt == agent.attempt:
+                happened += ear.hear([agent], now)
+        return happened, chunks
 
     def _poll(self, happened: list[events.Event], now: float) -> list[int]:
         """New jobs and intents from the store; ids of the intents taken up in this turn."""

@@ -50,7 +50,9 @@ def _every_sample_once(storage: Path, samples: int) -> None:
 
 def test_jobs_wait_for_slots_with_a_reason_and_cancel_frees_them(world: World) -> None:
     first = world.submit(name="first", train={"steps": 100_000})
-    second = world.submit(name="second", train={"steps": 3}, parallel={"dp": 1, "pp": 2, "tp": 2}, resources={"slots": 4})
+    second = world.submit(
+        name="second", train={"steps": 3}, parallel={"dp": 1, "pp": 2, "tp": 2}, resources={"slots": 4}
+    )
     world.reach(first, 2)
     waiting = world.client.get(second)
     assert waiting.phase is Phase.QUEUED
@@ -77,11 +79,12 @@ def test_cancel_while_the_gang_starts(world: World) -> None:
 def test_a_user_error_at_start_fails_with_its_reason(world: World, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "fine"}\nnot json\n')
-    uid = world.submit(
-        name="bad", data={"source": str(bad)}, budgets={"user_error": 1}, parallel={"dp": 1}, resources={"slots": 1}
-    )
+    one = {"parallel": {"dp": 1, "pp": 1, "tp": 1}, "resources": {"slots": 1}}
+    uid = world.submit(name="bad", data={"source": str(bad)}, budgets={"user_error": 1}, **one)
     view = world.phase(uid, Phase.FAILED)
     assert view.status.incidents[-1].cause is Cause.USER_ERROR
     assert "bad.jsonl:2 is not JSON" in view.reason
-    trace = until(lambda: [line.text for line in world.client.logs(uid) if "DataError" in line.text], "traceback in the logs")
+    trace = until(
+        lambda: [line.text for line in world.client.logs(uid) if "DataError" in line.text], "traceback in the logs"
+    )
     assert trace

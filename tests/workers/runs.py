@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from workers import trainer
 from workers.data.corpus import Corpus
-from workers.engine import Engine
+from workers.engine import Engine, NonFinite
 from workers.parallel import mesh
 from workers.reports import Report
 from workers.spec import Assignment, RunSpec
@@ -79,6 +79,15 @@ def train(store: dist.Store, rank: int, root: str, run: RunSpec, attempt: int, r
     )
     trainer.train(assignment, store, said.append)
     return said
+
+
+def non_finite(store: dist.Store, rank: int, root: str, run: RunSpec) -> str:
+    """What the trainer raised when its figures were no numbers any more."""
+    try:
+        train(store, rank, root, run, 1, ())
+    except NonFinite as error:
+        return str(error)
+    raise AssertionError("training ended well")
 
 
 def merged(results: list[dict[str, Any]]) -> dict[str, np.ndarray]:

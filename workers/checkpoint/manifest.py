@@ -41,7 +41,7 @@ MANIFESTS, FOLDERS = "manifests", "checkpoints"
 REQUESTS = 8  # at the same time
 
 _NAME = re.compile(rf"{MANIFESTS}/(\d{{10,}})-(\d{{6,}})\.json")
-_FOLDER = re.compile(rf"{FOLDERS}/(\d{{10,}})/(\d+)-[^/]+")
+_FOLDER = re.compile(rf"{FOLDERS}/(\d{{10,}})/(\d+)-([^/]+)")
 _OPENING = re.compile(rb'\{"digest":"([0-9a-f]{32})",')
 
 
@@ -114,6 +114,14 @@ class Manifest:
 def folder(step: int, attempt: int, token: str) -> str:
     """Where the shards of an attempt's checkpoint are."""
     return f"{FOLDERS}/{step:010d}/{attempt}-{token}"
+
+
+def token_of(path: str) -> str:
+    """The token in the path of a shard or its index."""
+    match = _FOLDER.match(path)
+    if match is None:
+        raise ValueError(f"{path!r} is in no folder of a checkpoint")
+    return match[3]
 
 
 def path(step: int, attempt: int) -> str:

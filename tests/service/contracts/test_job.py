@@ -80,7 +80,7 @@ REFUSED = [
         job(parallel={"dp": 2, "tp": 3}, resources__slots=6),
         "parallel",
         "tp 3 does not divide 8 heads",
-        "Layouts that work on 6 slots: dp 2 x pp 1 x tp 2; ",
+        "Layouts that work on 6 slots: dp 2 x pp 3 x tp 1; ",
     ),
     (
         job(parallel={"pp": 16}, resources__slots=16),

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from service.contracts import events
+from service.contracts.cluster import Fleet, Node
+from service.contracts.events import Event
+from service.contracts.job import Phase
+from service.core import codec, status
+from service.core.commands import Record
+from service.runtime import rows
+from service.runtime.logs import Chunk
+from service.store.records import Changes, CheckpointRow, LogChunk, MetricRow, NodeRow
+from tests.service.core import world
+from tests.service.core.world import World
+from workers.checkpoint import manifest
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_job_is_a_row_that_the_next_controller_can_read(phase: Phase) -> None:
+    job = World(world.fleet(2)).bring(phase)
+    row = rows.job(job)
+    assert (row.uid, row.phase, row.reason, row.ended_at) == (job.uid, phase.value, job.reason, job.ended_at)
+    assert codec.load(json.loads(json.dumps(row.core))) == job
+    assert json.loads(json.dumps(row.status)) == status.status(job).model_dump(mode="json")
+
+
+def steps(*done: events.Step, attempt: int = 1) -> events.StepsCompleted:
+    return events.StepsCompleted("a", attempt, done, 200.0)
+
+
+def figures(step: int, rate: float | None, step_s: float = 0.5) -> dict[str, float | None]:
+    known = {"loss": 1.0, "grad_norm": 0.1, "learning_rate": 1e-3, "tokens": 256, "samples": 16 * step}
+    return {**known, "step_s": step_s, "tokens_per_s": rate}
+
+
+METRICS = [
+    ([], []),
+    ([events.Ticked(1.0), events.GangStarted("a", 1, 1.0)], []),
+    ([steps(world.step(1, 101.0))], [MetricRow("a", 1, 1, 101.0, figures(1, 512.0))]),
+    ([steps(world.step(1, 101.0, step_s=0.0))], [MetricRow("a", 1, 1, 101.0, figures(1, None, 0.0))]),
+    (
+        [steps(world.step(1, 101.0), world.step(2, 102.0)), steps(world.step(2, 112.0), attempt=2)],
+        [
+            MetricRow("a", 1, 1, 101.0, figures(1, 512.0)),
+            MetricRow("a", 2, 1, 102.0, figures(2, 512.0)),
+            MetricRow("a", 2, 2, 112.0, figures(2, 512.0)),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("happened", "written"), METRICS)
+def test_steps_are_metrics(happened: list[Event], written: list[MetricRow]) -> None:
+    assert rows.metrics(happened) == written
+
+
+@pytest.mark.parametrize(("step", "attempt"), [(0, 1), (300, 2), (12_345_678_901, 1_234_567)])
+def test_checkpoints_published_and_rejected_are_the_same_row(step: int, attempt: int) -> None:
+    path = manifest.path(step, attempt)
+    published = events.CheckpointPublished("a", attempt, step, path, 100.0)
+    rejected = events.CheckpointRejected("a", attempt + 1, path, "torn", 200.0)
+    assert rows.checkpoints([published, events.Ticked(1.0), rejected]) == [
+        CheckpointRow("a", step, attempt, path, 100.0),
+        CheckpointRow("a", step, attempt, path, 200.0, "torn"),
+    ]
+
+
+def test_nodes() -> None:
+    node = Node("id", "n1", 8, "r1", "z1", "gpu", "10.0.0.7")
+    assert rows.nodes(Fleet((node,)), 7.0) == [NodeRow("id", "n1", 8, "r1", "z1", "gpu", "10.0.0.7", 7.0)]
+    assert rows.nodes(Fleet(), 7.0) == []
+
+
+def test_a_chunk_of_a_log() -> None:
+    assert rows.chunk("a", Chunk(2, "n1", "logs/x", 3, 7.0)) == LogChunk("a", 2, "n1", "logs/x", 3, 7.0)
+
+
+def test_a_turn_that_changes_nothing() -> None:
+    assert rows.changes([], [], [], [], [], None, 7.0) == Changes([], [], [], [], [], [], None)
+
+
+def test_all_of_a_turn() -> None:
+    job = World(world.fleet(2)).bring(Phase.RUNNING)
+    record = Record("a", "JobRunning", "it runs", 5.0, {"step": 1})
+    published = events.CheckpointPublished("a", 1, 4, manifest.path(4, 1), 100.0)
+    happened: list[Event] = [steps(world.step(1, 101.0)), published]
+    chunks = [LogChunk("a", 1, "n1", "logs/x", 3, 7.0)]
+    made = rows.changes([job], [record], happened, chunks, [3], world.fleet(1), 7.0)
+    assert made == Changes(
+        jobs=[rows.job(job)],
+        events=[("a", 5.0, "JobRunning", "it runs", {"step": 1})],
+        metrics=rows.metrics(happened),
+        log_chunks=chunks,
+        checkpoints=rows.checkpoints(happened),
+        intents_done=[3],
+        nodes=rows.nodes(world.fleet(1), 7.0),
+    )
+    assert all(getattr(made, field.name) for field in dataclasses.fields(made))

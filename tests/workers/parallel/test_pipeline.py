@@ -1,0 +1,42 @@
+"""How layers are cut into stages, and which rank has which."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.parallel import pipeline
+from workers.spec import ParallelLayout
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [
+        (30, 4, [8, 8, 7, 7]),
+        (5, 4, [2, 1, 1, 1]),
+        (4, 4, [1, 1, 1, 1]),
+        (8, 1, [8]),
+        (32, 8, [4] * 8),
+        (7, 3, [3, 2, 2]),
+    ],
+)
+def test_earlier_stages_take_what_does_not_divide(layers: int, stages: int, sizes: list[int]) -> None:
+    parts = pipeline.stage_layers(layers, stages)
+    assert [len(part) for part in parts] == sizes
+    assert [layer for part in parts for layer in part] == list(range(layers))
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "stages"),
+    [
+        (1, 1, [[0]]),
+        (4, 1, [[0], [1], [2], [3]]),
+        (2, 2, [[0, 2], [1, 3]]),
+        (3, 2, [[0, 3], [1, 4], [2, 5]]),
+        (2, 4, [[0, 2, 4, 6], [1, 3, 5, 7]]),
+    ],
+)
+def test_stages_go_round_the_pipeline_ranks(pp: int, vpp: int, stages: list[list[int]]) -> None:
+    layout = ParallelLayout(pp=pp, vpp=vpp, schedule="1f1b" if vpp == 1 else "interleaved_1f1b")
+    assert [pipeline.stages_of(rank, layout) for rank in range(pp)] == stages

@@ -1,0 +1,102 @@
+"""The cursor and its ledger: over attempts and walks back, each sample is counted once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from workers.checkpoint.manifest import BadCheckpoint, Manifest
+from workers.cursor import Cursor
+from workers.spec import DataSpec, ModelSpec, RunSpec, TrainSpec
+
+RUN = RunSpec(
+    model=ModelSpec(layers=1, hidden=8, heads=2, seq_len=8),
+    data=DataSpec(),
+    train=TrainSpec(steps=9, seed=7, precision="fp32"),
+)
+
+
+def checkpoint(header: dict[str, Any]) -> Manifest:
+    """A manifest that has only a header, through JSON as a real one."""
+    return Manifest("job-1", 3, 1, "token", 0.0, {}, {}, json.loads(json.dumps(header)), (), {})
+
+
+def advanced(cursor: Cursor, steps: int, batch: int) -> Cursor:
+    for _ in range(steps):
+        cursor.advance(batch)
+    return cursor
+
+
+def test_the_first_attempt() -> None:
+    cursor = advanced(Cursor(1), 3, 8)
+    assert (cursor.step, cursor.samples) == (3, 24)
+    assert cursor.ledger == [{"attempt": 1, "start": 0, "end": 24}]
+
+
+def test_what_a_checkpoint_keeps() -> None:
+    assert advanced(Cursor(1), 2, 8).header(RUN) == {
+        "step": 2,
+        "samples": 16,
+        "ledger": [{"attempt": 1, "start": 0, "end": 16}],
+        "seed": 7,
+        "data": {"source": "builtin:topics", "tokenizer": "byte", "text_field": "text"},
+        "optimizer": {"name": "adamw", "steps": 2},
+        "precision": "fp32",
+    }
+
+
+# (steps of the attempt, its batch, steps before its end at which its last checkpoint was made)
+HISTORIES = {
+    "no loss": [(3, 8, 0), (2, 8, 0), (4, 8, 0)],
+    "steps redone": [(5, 8, 2), (3, 8, 1), (6, 8, 0)],
+    "an attempt without a checkpoint": [(4, 8, 1), (2, 8, 2), (3, 8, 0)],
+    "another batch": [(3, 8, 0), (3, 12, 1), (2, 4, 0)],
+}
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+def test_each_sample_is_counted_once_over_attempts(history: list[tuple[int, int, int]]) -> None:
+    header = Cursor(0).header(RUN)
+    for attempt, (steps, batch, lost) in enumerate(history, 1):
+        cursor = Cursor.resumed(checkpoint(header), attempt)
+        before = cursor.samples
+        header = advanced(cursor, steps - lost, batch).header(RUN)
+        assert header["samples"] == before + (steps - lost) * batch
+    ledger = header["ledger"]
+    assert [entry["start"] for entry in ledger] == [0, *(entry["end"] for entry in ledger[:-1])]
+    assert ledger[-1]["end"] == header["samples"]
+    assert all(entry["start"] < entry["end"] for entry in ledger)
+    assert len({entry["attempt"] for entry in ledger}) == len(ledger)
+
+
+def test_a_header_is_a_copy() -> None:
+    cursor = advanced(Cursor(1), 1, 8)
+    header = cursor.header(RUN)
+    cursor.advance(8)
+    assert header["ledger"] == [{"attempt": 1, "start": 0, "end": 8}]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"samples": None}, "TypeError"),
+        ({"step": "three"}, "ValueError"),
+        ({"ledger": [{"attempt": 1, "start": 0}]}, "KeyError('end')"),
+        ({"ledger": None}, "TypeError"),
+    ],
+)
+def test_a_header_that_is_not_whole_condemns_its_checkpoint(change: dict[str, Any], reason: str) -> None:
+    header = advanced(Cursor(1), 3, 8).header(RUN) | change
+    with pytest.raises(BadCheckpoint) as caught:
+        Cursor.resumed(checkpoint(header), 2)
+    assert caught.value.manifest == "manifests/0000000003-000001.json"
+    assert caught.value.reason.startswith(f"its header is not whole: {reason}")
+
+
+def test_a_header_without_a_field_condemns_its_checkpoint() -> None:
+    header = advanced(Cursor(1), 3, 8).header(RUN)
+    del header["ledger"]
+    with pytest.raises(BadCheckpoint, match=r"its header is not whole: KeyError\('ledger'\)"):
+        Cursor.resumed(checkpoint(header), 2)
