@@ -47,3 +47,12 @@ class Cursor:
             return cls(attempt, int(header["step"]), int(header["samples"]), ledger)
         except (KeyError, TypeError, ValueError) as error:
             raise BadCheckpoint(document.path, f"its header is not whole: {error!r}") from None
+
+
+def check_order(document: Manifest, run: RunSpec) -> None:
+    """ValueError when the checkpoint's samples come from another order: its cursor would count the wrong ones."""
+    then = {"seed": document.header.get("seed"), **document.header.get("data", {})}
+    now = {"seed": run.train.seed, **run.data.model_dump()}
+    if changed := [name for name in now if name in then and then[name] != now[name]]:
+        was = ", ".join(f"{name} {then[name]!r}, now {now[name]!r}" for name in changed)
+        raise ValueError(f"{document.path} was trained on other samples ({was}); train under another job's name")

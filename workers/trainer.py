@@ -16,7 +16,7 @@ import torch.distributed as dist
 from workers.checkpoint import logical, manifest
 from workers.checkpoint.saver import Saver
 from workers.checkpoint.storage import Storage
-from workers.cursor import Cursor
+from workers.cursor import Cursor, check_order
 from workers.data.corpus import Corpus
 from workers.engine import Engine
 from workers.parallel import mesh
@@ -74,6 +74,7 @@ def continued(
         try:
             document = manifest.load(storage, path)
             cursor = Cursor.resumed(document, assignment.attempt)
+            check_order(document, assignment.run)
             logical.load(engine.state(), document, storage)
             engine.optimizer.resume(cursor.step)
         except manifest.BadCheckpoint as error:  # an outage or another model condemns no checkpoint

@@ -46,7 +46,7 @@ class Cause(enum.StrEnum):
 
 class Resources(Spec):
     device: Literal["cpu", "gpu"] = "gpu"
-    slots: int = Field(gt=0, description="ranks of the job: one GPU, or one CPU slot, each")
+    slots: int = Field(gt=0, le=1_000_000, description="ranks of the job: one GPU, or one CPU slot, each")
 
 
 class PlacementPolicy(Spec):

@@ -147,6 +147,7 @@ class NodeAgent:
 
     # What ranks say
 
+    @ray.method(concurrency_group="tell")  # type: ignore[untyped-decorator]  # one thread: order stays
     def tell(self, attempt: int, report: Report) -> None:
         if attempt != self.attempt:
             return
@@ -211,5 +212,4 @@ class NodeAgent:
         self.epoch = epoch
 
 
-NodeAgent.tell = ray.method(concurrency_group="tell")(NodeAgent.tell)  # one thread: what a rank says stays in order
 NodeAgentActor = ray.remote(max_restarts=0, max_concurrency=16, concurrency_groups={"tell": 1})(NodeAgent)

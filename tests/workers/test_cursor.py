@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workers.checkpoint.manifest import BadCheckpoint, Manifest
-from workers.cursor import Cursor
+from workers.cursor import Cursor, check_order
 from workers.spec import DataSpec, ModelSpec, RunSpec, TrainSpec
 
 RUN = RunSpec(
@@ -100,3 +100,17 @@ def test_a_header_without_a_field_condemns_its_checkpoint() -> None:
     del header["ledger"]
     with pytest.raises(BadCheckpoint, match=r"its header is not whole: KeyError\('ledger'\)"):
         Cursor.resumed(checkpoint(header), 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"train": TrainSpec(steps=9, seed=8)}, "seed 7, now 8"),
+        ({"data": DataSpec(source="/other.txt")}, "source 'builtin:topics', now '/other.txt'"),
+    ],
+)
+def test_samples_of_another_order_are_refused(changes: dict[str, Any], told: str) -> None:
+    document = checkpoint(advanced(Cursor(1), 2, 8).header(RUN))
+    check_order(document, RUN)
+    with pytest.raises(ValueError, match=told):
+        check_order(document, RUN.model_copy(update=changes))

@@ -1,4 +1,4 @@
-"""Every layout computes what one process computes: losses, raw gradients, parameters; and that is what plain torch computes."""
+"""Every layout computes what one process computes, loss, gradients and parameters; and that is what torch computes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ OTHERS = {
     "pp4": {"pp": 4},
     "pp2, micro-batches of 3": {"pp": 2, "micro_batch": 3},
     "pp2-vpp2 interleaved": {"pp": 2, "vpp": 2, "schedule": "interleaved_1f1b"},
-    "dp2-pp2-vpp2-tp2 interleaved": {"dp": 2, "pp": 2, "vpp": 2, "tp": 2, "schedule": "interleaved_1f1b", "micro_batch": 3},
-}
+    "all at once, interleaved": {
+        "dp": 2, "pp": 2, "vpp": 2, "tp": 2, "schedule": "interleaved_1f1b", "micro_batch": 3,
+    },
+}  # fmt: skip
 STEPS = 20
 
 
