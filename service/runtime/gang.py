@@ -72,13 +72,16 @@ def start(command: StartGang, order: Order, abandoned: Callable[[], bool]) -> No
         }
         _wait_ready(groups.values())
         agents = {node: _agent(command, order, node, groups[node], ranks) for node, ranks in by_node.items()}
-        actors = {rank: _rank(command, rank, groups[slot.node]) for rank, slot in enumerate(command.placement.slots)}
-        pids = _answers({rank: actor.pid.remote() for rank, actor in actors.items()}, abandoned)
+        actors = {
+            rank: _rank(command, rank, groups[slot.node], agents[slot.node])
+            for rank, slot in enumerate(command.placement.slots)
+        }
+        _wait([actor.ready.remote() for actor in actors.values()], abandoned)
         first = command.placement.slots[0].node
         host, port = ray.get(agents[first].host_store.remote(order.epoch, order.addresses[first]), timeout=30)
         ray.get([
             agents[node].start.remote(order.epoch, [
-                Member(_assignment(command, order, rank, index, host, port), actors[rank], pids[rank])
+                Member(_assignment(command, order, rank, index, host, port), actors[rank])
                 for index, rank in enumerate(ranks)
             ])
             for node, ranks in by_node.items()
@@ -163,28 +166,28 @@ def _agent(command: StartGang, order: Order, node: str, group: PlacementGroup, r
     )  # fmt: skip
 
 
-def _rank(command: StartGang, rank: int, group: PlacementGroup) -> Any:
+def _rank(command: StartGang, rank: int, group: PlacementGroup, agent: Any) -> Any:
     slot = command.placement.slots[rank]
     return RankActor.options(
         name=f"{command.uid}/{slot.name}/{slot.index}/{command.attempt}", namespace=NAMESPACE, lifetime="detached",
         scheduling_strategy=_inside(group),
-    ).remote()  # fmt: skip
+    ).remote(rank, agent)  # fmt: skip
 
 
 def _inside(group: PlacementGroup) -> PlacementGroupSchedulingStrategy:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
 
 
-def _answers(calls: Mapping[int, Any], abandoned: Callable[[], bool]) -> dict[int, Any]:
-    """What each call gives, once all have; GangRefused when that takes too long or nobody wants it any more."""
-    waiting, deadline = list(calls.values()), time.monotonic() + ACTORS_READY_S
+def _wait(calls: Sequence[Any], abandoned: Callable[[], bool]) -> None:
+    """Until every call has answered; GangRefused when that takes too long or nobody wants it any more."""
+    waiting, deadline = list(calls), time.monotonic() + ACTORS_READY_S
     while waiting:
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0.2)
+        done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0.2)
+        ray.get(done)  # raises what a rank died of
         if abandoned():
             raise GangRefused("it was told to stop while it started")
         if time.monotonic() > deadline:
             raise GangRefused(f"{len(waiting)} of {len(calls)} ranks did not come up in {ACTORS_READY_S:.0f} s")
-    return {key: ray.get(call) for key, call in calls.items()}
 
 
 def _assignment(command: StartGang, order: Order, rank: int, index: int, host: str, port: int) -> Assignment:

@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from service.contracts.errors import Fenced
+from service.contracts.errors import ClusterError, Fenced
 from service.runtime import logs, processes
 from workers.checkpoint.storage import Storage
 from workers.reports import Failed, Finished, Moved, Report, ShardSaved
@@ -43,7 +43,6 @@ class Member:
 
     assignment: Assignment
     actor: Any
-    pid: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Standing:
     """What an agent answers to a controller that comes back."""
 
     attempt: int
-    pids: dict[int, int]  # rank -> pid, of those alive
+    pids: dict[int, int]  # rank -> pid, of those alive and at work
     ended: tuple[Finished | Failed, ...]
     shards: tuple[ShardSaved, ...]  # the newest ones
 
@@ -86,7 +85,8 @@ class NodeAgent:
         self.lock = threading.Lock()
         self.shipping = threading.Lock()
         self.wake = threading.Event()
-        self.members: dict[int, Member] = {}
+        self.pids: dict[int, int] = {}  # rank -> pid, of every rank that was born here
+        self.at_work: set[int] = set()  # ranks with an assignment
         self.ended: dict[int, Finished | Failed] = {}
         self.shards: list[ShardSaved] = []
         self.unsaid: list[Said] = []
@@ -109,22 +109,19 @@ class NodeAgent:
         return address, self.rendezvous.port
 
     def start(self, epoch: int, members: Sequence[Member]) -> None:
-        """Hand each rank of this node its assignment; from here on their deaths are noticed."""
+        """Hand each rank of this node its assignment."""
         self._obey(epoch)
-        with self.lock:
-            self.members = {member.assignment.rank: member for member in members}
-        own = ray.get_runtime_context().current_actor
         gpus = ray.get_gpu_ids()
         devices = ",".join(str(gpu) for gpu in gpus) if gpus else None
-        for rank, member in self.members.items():
-            if not self.watch.add(member.pid):
-                self._say(RankDied(rank, time.time()))
-        ray.get([m.actor.assign.remote(m.assignment, own, str(self.folder), devices) for m in members])
+        ray.get([member.actor.assign.remote(member.assignment, str(self.folder), devices) for member in members])
+        with self.lock:
+            self.at_work = {member.assignment.rank for member in members}
 
     def stop(self, epoch: int) -> Stopped:
         """End every rank of this node, and ship the rest of their logs."""
         self._obey(epoch)
-        self.stopping = True
+        with self.lock:
+            self.stopping = True
         left = processes.end(self.watch.watched())
         with self.shipping:
             self._ship(last=True)
@@ -140,12 +137,21 @@ class NodeAgent:
     def standing(self, epoch: int) -> Standing:
         """How the ranks of this node are; tells a returning controller that there is somebody to adopt."""
         self._obey(epoch)
-        at_work = set(self.watch.watched())
+        watched = set(self.watch.watched())
         with self.lock:
-            alive = {rank: m.pid for rank, m in self.members.items() if m.pid in at_work}
+            alive = {rank: pid for rank, pid in self.pids.items() if pid in watched and rank in self.at_work}
             return Standing(self.attempt, alive, tuple(self.ended.values()), tuple(self.shards))
 
     # What ranks say
+
+    def enlist(self, rank: int, pid: int) -> None:
+        """A rank's process is born: from here on its death is noticed, and `stop` ends it. Too late once stopped."""
+        with self.lock:
+            if self.stopping:
+                raise ClusterError(f"attempt {self.attempt} of job {self.job} has been stopped")
+            self.pids[rank] = pid
+        if not self.watch.add(pid):
+            self._say(RankDied(rank, time.time()))
 
     @ray.method(concurrency_group="tell")  # type: ignore[untyped-decorator]  # one thread: order stays
     def tell(self, attempt: int, report: Report) -> None:
@@ -202,7 +208,7 @@ class NodeAgent:
     def _notice_deaths(self) -> None:
         while True:
             for pid in self.watch.ended(0.2):
-                rank = next(rank for rank, member in self.members.items() if member.pid == pid)
+                rank = next(rank for rank, known in self.pids.items() if known == pid)
                 if not self.stopping and not isinstance(self.ended.get(rank), Finished):
                     self._say(RankDied(rank, time.time()))
 

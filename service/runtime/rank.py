@@ -22,30 +22,29 @@ from workers.spec import Assignment
 
 
 class Rank:
-    """Created empty, beside its node agent; `assign` makes it a rank."""
+    """Known to its node's agent from birth, so that it can be ended; `assign` sets it to work."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int, agent: Any) -> None:
+        self.agent, self.step = agent, 0
+        ray.get(agent.enlist.remote(rank, os.getpid()))
         self.parent = os.getppid()
-        self.step = 0
         threading.Thread(target=self._leave_with_parent, name="parent-watch", daemon=True).start()
 
-    def pid(self) -> int:
-        """Answers once torch is imported: the actor is ready to be a rank."""
-        import workers.trainer  # noqa: F401 - what takes seconds is done before the assignment
+    def ready(self) -> None:
+        """Answers once torch is imported: what takes seconds is done before the assignment."""
+        import workers.trainer  # noqa: F401
 
-        return os.getpid()
-
-    def assign(self, assignment: Assignment, agent: Any, logs: str, devices: str | None) -> None:
-        """Become a rank: output goes to files under `logs`, reports to `agent`."""
+    def assign(self, assignment: Assignment, logs: str, devices: str | None) -> None:
+        """Train: output goes to files under `logs`, reports to the agent."""
         if devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
         redirect(Path(logs), assignment.rank)
         pp, dp, tp = assignment.run.parallel.coordinates(assignment.rank)
         where = f"(pp {pp}, dp {dp}, tp {tp}), attempt {assignment.attempt}, pid {os.getpid()}"
         say(f"rank {assignment.rank} of {assignment.world} {where}")
-        threading.Thread(target=self._train, args=(assignment, agent), name="trainer", daemon=True).start()
+        threading.Thread(target=self._train, args=(assignment,), name="trainer", daemon=True).start()
 
-    def _train(self, assignment: Assignment, agent: Any) -> None:
+    def _train(self, assignment: Assignment) -> None:
         from torch.distributed import PrefixStore, TCPStore
 
         from workers import trainer
@@ -55,7 +54,7 @@ class Rank:
                 self.step = report.step
             if line := sentence(report):
                 say(line)
-            agent.tell.remote(assignment.attempt, report)
+            self.agent.tell.remote(assignment.attempt, report)
 
         try:
             trainer.quieten(assignment.device)
