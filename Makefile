@@ -22,7 +22,7 @@ test: check
 	$(BIN)/python -m pytest
 
 test-fast: setup
-	$(BIN)/python -m pytest -m 'not torch and not ray'
+	$(BIN)/python -m pytest -n 2 -m 'not torch and not ray and not server'
 
 check: setup
 	$(BIN)/ruff check .

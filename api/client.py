@@ -47,7 +47,11 @@ class Client:
     def __init__(self, url: str, token: str) -> None:
         self.url, self.token = url.rstrip("/"), token
         self._http = httpx.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT, trust_env=False
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=TIMEOUT,
+            trust_env=False,
+            verify=self.url.startswith("https:"),
         )
 
     @classmethod

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 
 os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it once, when it is imported
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +20,12 @@ def pool() -> Iterator[Pool]:
     members = Pool(8)
     yield members
     members.end()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A mark that is ruled out for a whole file: it isn't even imported, since that alone takes seconds."""
+    ruled_out = re.findall(r"not (\w+)", config.option.markexpr)
+    if not ruled_out or not collection_path.name.startswith("test_"):
+        return None
+    marks = re.findall(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)
+    return True if any(f"mark.{name}" in mark for mark in marks for name in ruled_out) else None

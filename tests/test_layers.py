@@ -6,12 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.server
+
 ROOT = Path(__file__).parent.parent
 LIGHT = [
     "service.core.machine",
     "service.contracts.job",
     "workers.spec",
     "workers.reports",
+    "workers.cursor",
+    "workers.data.order",
     "workers.checkpoint.manifest",
     "workers.checkpoint.publisher",
 ]

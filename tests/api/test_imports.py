@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.server
+
 
 @pytest.mark.parametrize("module", ["api.app, api.serve", "api.cli.main"])
 def test_neither_ray_nor_torch_is_loaded(module: str) -> None:

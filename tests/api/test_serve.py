@@ -9,11 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from api.client import Client
 from service.contracts.job import Phase
 from service.store.jobs import Store
 from service.store.records import Changes, JobUpdate
 from tests.api.world import job, until
+
+pytestmark = pytest.mark.server
 
 
 def start(home: Path, port: int = 0) -> subprocess.Popen[bytes]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -237,10 +235,3 @@ def test_a_job_file_with_unknown_or_missing_fields(job: dict[str, Any], message:
 def test_values_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         ParallelLayout().dp = 2  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("module", ["workers.spec", "workers.reports", "workers.cursor", "workers.data.order"])
-def test_neither_torch_nor_ray_is_loaded(module: str) -> None:
-    code = f"import sys, {module}; print({{'torch', 'ray'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "set()\n"

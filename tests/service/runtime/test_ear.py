@@ -11,6 +11,8 @@ from service.runtime.logs import Chunk
 from service.runtime.node_agent import RankDied
 from workers import reports
 
+pytestmark = pytest.mark.ray
+
 NODES = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
 
 

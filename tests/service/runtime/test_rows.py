@@ -18,6 +18,8 @@ from tests.service.core import world
 from tests.service.core.world import World
 from workers.checkpoint import manifest
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.mark.parametrize("phase", Phase)
 def test_a_job_is_a_row_that_the_next_controller_can_read(phase: Phase) -> None:

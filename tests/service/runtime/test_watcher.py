@@ -8,6 +8,8 @@ from service.contracts.cluster import NODE_LABEL, RACK_LABEL, ZONE_LABEL, Node
 from service.runtime import watcher
 from service.runtime.watcher import CONTROL, ROLE_LABEL
 
+pytestmark = pytest.mark.ray
+
 PLACE = {NODE_LABEL: "n1", RACK_LABEL: "r1", ZONE_LABEL: "z1"}
 
 

@@ -50,7 +50,7 @@ def postgresql() -> Iterator[sa.URL]:
             run(control, "-D", data, "-m", "immediate", "-w", "stop")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where an empty database is; on PostgreSQL a schema of the one server."""
     if request.param == "sqlite":

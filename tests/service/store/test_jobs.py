@@ -124,7 +124,7 @@ def test_ids_are_seen_in_order_by_one_who_reads_while_others_write(store: Store)
 
     seen: list[int] = []
     with ThreadPoolExecutor(4) as pool:
-        writes = [pool.submit(submit, number) for number in range(16)]
+        writes = [pool.submit(submit, number) for number in range(8)]
         while len(seen) < len(writes):
             seen += [job.seq for job, _ in store.unseen_jobs(seen[-1] if seen else 0)]
             failed = [write for write in writes if write.done() and write.exception()]

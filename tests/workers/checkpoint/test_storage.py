@@ -32,7 +32,7 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.server)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     folder = uuid.uuid4().hex
     if request.param == "s3":
