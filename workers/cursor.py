@@ -50,7 +50,12 @@ class Cursor:
 
 
 def check_order(document: Manifest, run: RunSpec) -> None:
-    """ValueError when the checkpoint's samples come from another order: its cursor would count the wrong ones."""
+    """ValueError when the checkpoint's samples come from another order: its cursor would count the wrong ones.
+
+    One that consumed none, as an imported model, goes with any.
+    """
+    if not document.header.get("samples"):
+        return
     then = {"seed": document.header.get("seed"), **document.header.get("data", {})}
     now = {"seed": run.train.seed, **run.data.model_dump()}
     if changed := [name for name in now if name in then and then[name] != now[name]]:

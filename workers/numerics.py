@@ -25,15 +25,15 @@ def local_square(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
     return total
 
 
-def agree(loss: torch.Tensor, square: torch.Tensor) -> tuple[float, float]:
-    """(loss, gradient norm) of the world from each rank's share of the loss and of the squared norm."""
-    both = torch.stack((loss.to(square), square))
-    dist.all_reduce(both)
-    total, squared = both.tolist()
-    return total, squared**0.5
+def agree(loss: torch.Tensor, square: torch.Tensor, tokens: torch.Tensor) -> tuple[float, float, float]:
+    """(loss, gradient norm, tokens) of the world from each rank's share of loss, squared norm and tokens."""
+    shares = torch.stack((loss.to(square), square, tokens.to(square)))
+    dist.all_reduce(shares)
+    total, squared, count = shares.tolist()
+    return total, squared**0.5, count
 
 
-def clip(gradients: list[torch.Tensor], norm: float, limit: float) -> None:
+def clip(gradients: list[torch.Tensor], norm: float, limit: float | None) -> None:
     """Scale in place so that the global norm is at most `limit`."""
-    if norm > limit:
+    if limit is not None and norm > limit:
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))

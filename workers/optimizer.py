@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -34,13 +34,13 @@ def _remaining(train: TrainSpec, step: int) -> float:
 
 
 class Optimizer:
-    """Steps over named parameters. Matrices decay, vectors don't."""
+    """Steps over parameters. Matrices decay, vectors don't."""
 
-    def __init__(self, train: TrainSpec, named: Mapping[str, torch.nn.Parameter]) -> None:
-        self.train, self.named, self.steps = train, named, 0
+    def __init__(self, train: TrainSpec, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.train, self.parameters, self.steps = train, parameters, 0
         groups = [
-            {"params": [p for p in named.values() if p.ndim >= 2], "weight_decay": train.weight_decay},
-            {"params": [p for p in named.values() if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
         self.inner: torch.optim.Optimizer
@@ -58,7 +58,7 @@ class Optimizer:
     def reset(self) -> None:
         """State as before the first step."""
         self.steps = 0
-        for parameter in self.named.values():
+        for parameter in self.parameters:
             self.inner.state[parameter] = {slot: torch.zeros_like(parameter) for slot in self.slots}
         self._count()
 
@@ -72,12 +72,12 @@ class Optimizer:
         self.steps += 1
         return rate
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Tensors by logical name, shaped and sharded like their parameters."""
+    def state(self, named: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+        """Tensors of these parameters by logical name, shaped and sharded like them."""
         return {
             f"optimizer.{slot}.{name}": self.inner.state[parameter][slot]
             for slot in self.slots
-            for name, parameter in self.named.items()
+            for name, parameter in named.items()
         }
 
     def resume(self, steps: int) -> None:
@@ -87,7 +87,7 @@ class Optimizer:
 
     def _count(self) -> None:
         if self.train.optimizer == "adamw":
-            for parameter in self.named.values():
+            for parameter in self.parameters:
                 self.inner.state[parameter]["step"] = torch.tensor(float(self.steps))
 
 

@@ -12,14 +12,22 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from workers.models import presets
+
 Precision = Literal["bf16", "fp32", "float64"]
-Schedule = Literal["1f1b", "interleaved_1f1b"]
+Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zb", "zbv"]
+Recompute = Literal["none", "selective", "full"]
 Decay = Literal["cosine", "linear", "wsd", "constant"]
 
 BYTE_VOCABULARY = 257  # 256 bytes and one separator between documents
 
 SERVICE_FIELDS = ("name", "resources", "placement", "budgets", "queue", "priority")
 """Fields of a job file that only the service reads; a rank run by torchrun passes over them."""
+
+
+SINGLE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")  # one stage a pipeline rank
+ANY_COUNT: tuple[Schedule, ...] = ("gpipe", "zbv")  # no rule on the number of micro-batches
+ZERO_BUBBLE: tuple[Schedule, ...] = ("interleaved_zb", "zbv")
 
 
 class Spec(BaseModel):
@@ -29,7 +37,10 @@ class Spec(BaseModel):
 
 
 class ModelSpec(Spec):
-    """A decoder of the Llama family. Sizes count elements; `seq_len` counts tokens."""
+    """A decoder of the Llama family. Sizes count elements; `seq_len` counts tokens.
+
+    `preset: NAME` fills in the fields of a known model; what is given beside it wins.
+    """
 
     family: Literal["llama"] = "llama"
     layers: int = Field(gt=0)
@@ -44,6 +55,18 @@ class ModelSpec(Spec):
     rope_theta: float = Field(default=10_000.0, gt=0)
     norm_eps: float = Field(default=1e-5, gt=0)
     init_std: float = Field(default=0.02, gt=0)
+    tied_embedding: bool = Field(default=False, description="the head is the embedding")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "preset" not in value:
+            return value
+        given = dict(value)
+        name = str(given.pop("preset"))
+        if name not in presets.PRESETS:
+            raise ValueError(f"preset {name!r} is not known; there are {', '.join(presets.PRESETS)}")
+        return presets.PRESETS[name] | given
 
     @field_validator("kv_heads")
     @classmethod
@@ -108,6 +131,9 @@ class TrainSpec(Spec):
     momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd only")
     clip_norm: float | None = Field(default=1.0, gt=0)
     precision: Precision = "bf16"
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="of gradients; float64 runs use their own"
+    )
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     @model_validator(mode="after")
@@ -144,13 +170,37 @@ class ParallelLayout(Spec):
     vpp: int = Field(default=1, gt=0, description="stages a pipeline rank holds")
     micro_batch: int = Field(default=1, gt=0, description="samples a micro-batch")
     schedule: Schedule = "1f1b"
+    zero: Literal[1, 2, 3] = Field(
+        default=1,
+        description="1: optimizer state is sharded, one reduction a step; 2: gradients too, reduced each micro-batch; "
+        "3: parameters too",
+    )
+    replicate: int = Field(default=1, gt=0, description="copies of the shards (HSDP); dp: plain replication")
+    sequence_parallel: bool | None = Field(default=None, description="default: where tp divides seq_len")
+    recompute: Recompute = "none"
+    stage_layers: tuple[int, ...] | None = Field(default=None, description="layers of each stage; default even")
 
     @model_validator(mode="after")
     def _possible(self) -> ParallelLayout:
-        if self.vpp > 1 and self.schedule != "interleaved_1f1b":
-            raise ValueError(f"vpp {self.vpp} needs schedule interleaved_1f1b, not {self.schedule}")
-        if self.schedule == "interleaved_1f1b" and (self.pp == 1 or self.vpp == 1):
-            raise ValueError("schedule interleaved_1f1b needs pp > 1 and vpp > 1; use 1f1b")
+        if self.schedule in SINGLE_STAGE:
+            if self.vpp > 1:
+                raise ValueError(
+                    f"vpp {self.vpp} needs schedule interleaved_1f1b or interleaved_zb, not {self.schedule}"
+                )
+        elif self.pp == 1 or self.vpp == 1:
+            raise ValueError(f"schedule {self.schedule} needs pp > 1 and vpp > 1; use 1f1b")
+        if self.schedule == "zbv" and self.vpp != 2:
+            raise ValueError(f"schedule zbv needs vpp 2, not {self.vpp}")
+        if self.zero > 1 and self.schedule in ZERO_BUBBLE:
+            raise ValueError(
+                f"zero {self.zero} reduces each micro-batch, which schedule {self.schedule} can't; use zero 1"
+            )
+        if self.dp % self.replicate:
+            raise ValueError(
+                f"replicate {self.replicate} does not divide dp {self.dp}; try {divisors(self.dp, self.dp)}"
+            )
+        if self.stage_layers is not None and (len(self.stage_layers) != self.stages or min(self.stage_layers) < 0):
+            raise ValueError(f"stage_layers names {len(self.stage_layers)} stages; pp x vpp makes {self.stages}")
         return self
 
     @property
@@ -161,9 +211,25 @@ class ParallelLayout(Spec):
     def stages(self) -> int:
         return self.pp * self.vpp
 
-    def micro_batches(self, global_batch: int) -> int:
-        """Micro-batches a replica runs in one step."""
-        return global_batch // (self.dp * self.micro_batch)
+    def micro_batches(self, global_batch: int) -> tuple[int, ...]:
+        """Micro-batches of each replica in one step: 7 on 3 replicas are 3, 2, 2."""
+        each, extra = divmod(global_batch // self.micro_batch, self.dp)
+        return tuple(each + (replica < extra) for replica in range(self.dp))
+
+    def runs(self, global_batch: int) -> tuple[int, ...]:
+        """Micro-batches that each replica runs: its own and empty ones, where the schedule has a rule on counts or
+        every micro-batch is reduced over all replicas."""
+        counts = self.micro_batches(global_batch)
+        if self.pp > 1 and self.schedule not in ANY_COUNT:
+            unit = 1 if self.schedule in SINGLE_STAGE else self.pp
+            counts = tuple(max(self.pp, -(-count // unit) * unit) for count in counts)
+        return counts if self.zero == 1 else (max(counts),) * self.dp
+
+    def splits_sequence(self, seq_len: int) -> bool:
+        """Whether activations between tensor-parallel blocks are split by position."""
+        return self.tp > 1 and (
+            self.sequence_parallel if self.sequence_parallel is not None else seq_len % self.tp == 0
+        )
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
         """(pp, dp, tp) of a rank."""
@@ -194,33 +260,33 @@ def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -
     if model.layers < layout.stages:
         stages = f"{layout.stages} stages (pp {layout.pp} x vpp {layout.vpp})"
         return f"{stages} need at least {layout.stages} layers; the model has {model.layers}"
-    if train.global_batch % (layout.dp * layout.micro_batch):
-        batch = f"dp {layout.dp} x micro_batch {layout.micro_batch}"
-        return f"global_batch {train.global_batch} is not divisible by {batch}"
-    count = layout.micro_batches(train.global_batch)
-    if count < layout.pp:
-        return f"{count} micro-batches a replica can't fill {layout.pp} pipeline stages; {layout.pp} are needed"
-    if layout.vpp > 1 and count % layout.pp:
-        return f"interleaved_1f1b needs micro-batches ({count}) divisible by pp {layout.pp}"
+    if layout.stage_layers is not None and sum(layout.stage_layers) != model.layers:
+        return (
+            f"stage_layers {layout.stage_layers} sum to {sum(layout.stage_layers)}; the model has {model.layers} layers"
+        )
+    if layout.sequence_parallel and model.seq_len % layout.tp:
+        return f"sequence_parallel needs seq_len {model.seq_len} divisible by tp {layout.tp}"
+    if train.global_batch % layout.micro_batch:
+        return f"global_batch {train.global_batch} is not divisible by micro_batch {layout.micro_batch}"
+    if (total := train.global_batch // layout.micro_batch) < layout.dp:
+        return f"{total} micro-batches are too few for {layout.dp} replicas"
     return None
 
 
 def layouts(slots: int, model: ModelSpec, train: TrainSpec) -> Iterator[ParallelLayout]:
-    """Every 1F1B layout of at most `slots` ranks with one-sample micro-batches that can train the model.
+    """Every 1F1B layout of at most `slots` ranks with one-sample micro-batches that trains the model well.
 
     Most ranks first, then dp first.
     """
-    replicas = divisors(train.global_batch, slots)
-    sizes = [
-        (-dp * pp * tp, tp, pp, dp)
-        for tp in divisors(model.heads, slots)
-        for pp in range(1, min(model.layers, slots // tp) + 1)
-        for dp in itertools.takewhile((slots // (tp * pp)).__ge__, replicas)
-    ]
-    for _, tp, pp, dp in sorted(sizes):
-        layout = ParallelLayout(dp=dp, pp=pp, tp=tp)
-        if layout_problem(layout, model, train) is None:
-            yield layout
+    for world in range(min(slots, train.global_batch * model.layers * model.heads), 0, -1):
+        for tp in (size for size in divisors(model.heads, world) if world % size == 0):
+            for pp in divisors(world // tp, model.layers):
+                dp = world // tp // pp
+                if train.global_batch // dp < pp:
+                    continue  # only empty micro-batches would fill the pipeline: it works, and is never advised
+                layout = ParallelLayout(dp=dp, pp=pp, tp=tp)
+                if layout_problem(layout, model, train) is None:
+                    yield layout
 
 
 def check_layout(layout: ParallelLayout, model: ModelSpec, train: TrainSpec, slots: int | None = None) -> None:
@@ -238,7 +304,12 @@ def check_layout(layout: ParallelLayout, model: ModelSpec, train: TrainSpec, slo
         apart = abs(other.dp - layout.dp) + abs(other.pp - layout.pp) + abs(other.tp - layout.tp)
         return slots - other.world, apart
 
-    nearest = sorted(layouts(slots, model, train), key=distance)[:3]
+    nearest: list[ParallelLayout] = []
+    for _, alike in itertools.groupby(layouts(slots, model, train), key=lambda other: other.world):
+        nearest += sorted(alike, key=distance)
+        if len(nearest) >= 3:
+            break
+    nearest = nearest[:3]
     hint = "; ".join(str(other) for other in nearest) or "none for this model, batch and slots: change global_batch"
     batch = " with micro_batch 1 and schedule 1f1b" if layout.micro_batch > 1 or layout.vpp > 1 else ""
     raise ValueError(f"{problem}. Layouts that work on {slots} slots{batch}: {hint}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from workers.engine import Engine
 from workers.parallel import mesh
 from workers.reports import CheckpointRefused, Finished, Moved, Report, Resumed, StepDone
 from workers.spec import Assignment
+from workers.throughput import Throughput
 
 Listener = Callable[[Report], None]
 
@@ -47,15 +49,19 @@ def train(assignment: Assignment, store: dist.Store, tell: Listener) -> None:
 
 def loop(assignment: Assignment, engine: Engine, cursor: Cursor, corpus: Corpus, saver: Saver, tell: Listener) -> None:
     train_spec, every = assignment.run.train, assignment.run.checkpoint.every_steps
+    watch, speed = engine.watch, Throughput.of(assignment.run, engine.vocabulary, mesh.name_of(engine.device))
     while cursor.step < train_spec.steps:
-        began = time.perf_counter()
-        outcome = engine.step(*corpus.batch(*engine.share(cursor.samples)))
+        watch.start()
+        batch = corpus.batch(*engine.share(cursor.samples))
+        watch.lap("data")
+        outcome = engine.step(*batch)
         cursor.advance(train_spec.global_batch)
         if assignment.rank == 0:
+            tokens, step_s = train_spec.global_batch * assignment.run.model.seq_len, watch.total
             tell(
                 StepDone(
-                    cursor.step, time.time(), outcome.loss, outcome.grad_norm, outcome.learning_rate,
-                    train_spec.global_batch * assignment.run.model.seq_len, cursor.samples, time.perf_counter() - began,
+                    cursor.step, time.time(), outcome.loss, outcome.grad_norm, outcome.learning_rate, tokens,
+                    cursor.samples, step_s, tokens / step_s, speed.mfu(step_s), watch.parts,
                 )
             )  # fmt: skip
         tell(Moved(assignment.rank, "step", cursor.step, time.time()))
@@ -75,8 +81,7 @@ def continued(
             document = manifest.load(storage, path)
             cursor = Cursor.resumed(document, assignment.attempt)
             check_order(document, assignment.run)
-            logical.load(engine.state(), document, storage)
-            engine.optimizer.resume(cursor.step)
+            engine.restore(partial(logical.load, manifest=document, storage=storage), cursor.step)
         except manifest.BadCheckpoint as error:  # an outage or another model condemns no checkpoint
             problem = f"rank {assignment.rank}: {error.reason}"
         if not (doubt := first_problem(problem)):

@@ -126,7 +126,7 @@ def ticked(job: Job, event: events.Ticked, limits: Limits) -> Outcome:
 
 
 def finished(job: Job, event: events.GangFinished, limits: Limits) -> Outcome:
-    reason = f"attempt {job.attempt} completed all {job.spec.train.steps} steps and its last checkpoint"
+    reason = f"attempt {job.attempt} completed all {job.spec.train.steps} steps"
     after = job
     if job.resumed_step is None:  # it went from loading to its end: nothing was left to do
         after = progress.resumed(job, job.spec.train.steps, event.at)
@@ -229,11 +229,19 @@ def _ended(job: Job, phase: Phase, at: float) -> Outcome:
     elapsed = at - job.submitted_at
     reasons = {
         Phase.SUCCEEDED: f"all {job.spec.train.steps} steps in {elapsed:.1f} s, "
-        f"goodput {goodput(job.productive_s, job.submitted_at, at):.2f}",
+        f"goodput {goodput(job.productive_s, job.submitted_at, at):.2f}{_unsaved(job)}",
         Phase.FAILED: job.reason,
         Phase.CANCELLED: f"cancelled after step {job.step} by request; it holds no slots",
     }
     return _move(job, phase, f"Job{phase.capitalize()}", reasons[phase], at, ended_at=at)
+
+
+def _unsaved(job: Job) -> str:
+    """That the last checkpoint could not be written is no failure, and nothing to be silent about."""
+    if job.checkpoint_step == job.spec.train.steps:
+        return ""
+    newest = "there is no checkpoint" if job.checkpoint_step is None else f"the newest is of step {job.checkpoint_step}"
+    return f"; its last checkpoint was not written, {newest}"
 
 
 def _closed(before: Job, after: Job, at: float) -> tuple[Record, ...]:

@@ -1,8 +1,7 @@
-"""What the pool's processes run: an engine over some steps, or the whole trainer; tensors come back whole."""
+"""What the pool's processes run: an engine over some steps, or the whole trainer; tensors come back in pieces."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,13 @@ import torch
 import torch.distributed as dist
 
 from workers import trainer
+from workers.checkpoint import logical
+from workers.checkpoint.shards import Region
 from workers.data.corpus import Corpus
 from workers.engine import Engine, NonFinite
 from workers.parallel import mesh
 from workers.reports import Report
 from workers.spec import Assignment, RunSpec
-
-logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # gathering whole tensors is slow
 
 MODEL = {"layers": 4, "hidden": 32, "heads": 8, "kv_heads": 2, "ffn_hidden": 48, "seq_len": 16}
 TRAIN = {"steps": 3, "global_batch": 12, "learning_rate": 1e-2, "precision": "float64", "seed": 5}
@@ -42,24 +41,29 @@ def steps(store: dist.Store, rank: int, run: RunSpec, count: int) -> dict[str, A
         for step in range(count):
             outcome = engine.step(*corpus.batch(*engine.share(step * run.train.global_batch)))
             outcomes.append((outcome.loss, outcome.grad_norm))
-        return {"outcomes": outcomes, "tensors": whole(engine)}
+        return {"outcomes": outcomes, "tensors": kept(engine.state())}
 
 
-def gradients(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
-    """Raw gradients of the first step, before clipping."""
+def check(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
+    """Raw gradients of the first step, before clipping; then the figures of three steps and the state after them."""
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
         engine = Engine(run, corpus.vocabulary, axes, torch.device("cpu"))
-        loss, norm = engine.gradient(*corpus.batch(*engine.share(0)))
+        first = engine.gradient(*corpus.batch(*engine.share(0)))
+        raw = kept({name: parameter.grad for name, parameter in engine.named.items()})
+        engine.optimizer.inner.zero_grad()
+        outcomes = [engine.step(*corpus.batch(*engine.share(n * run.train.global_batch))) for n in range(3)]
         return {
-            "loss": loss,
-            "norm": norm,
-            "tensors": {name: p.grad.full_tensor().numpy() for name, p in engine.named.items()},
+            "first": (first.loss, first.grad_norm, first.tokens),
+            "gradients": raw,
+            "outcomes": [(outcome.loss, outcome.grad_norm) for outcome in outcomes],
+            "tensors": kept(engine.state()),
         }
 
 
-def whole(engine: Engine) -> dict[str, np.ndarray]:
-    return {name: tensor.full_tensor().numpy() for name, tensor in engine.state().items()}
+def kept(tensors: dict[str, torch.Tensor]) -> list[tuple[Region, bytes]]:
+    """The pieces that a checkpoint would keep from this rank: all ranks together have each element once."""
+    return [(piece.region, bytes(piece.data())) for piece in logical.pieces(tensors, {})]
 
 
 def train(store: dist.Store, rank: int, root: str, run: RunSpec, attempt: int, resume: tuple[str, ...]) -> list[Report]:
@@ -90,6 +94,11 @@ def non_finite(store: dist.Store, rank: int, root: str, run: RunSpec) -> str:
     raise AssertionError("training ended well")
 
 
-def merged(results: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Tensors of all stages in one dictionary."""
-    return {name: value for result in results for name, value in result["tensors"].items()}
+def merged(results: list[dict[str, Any]], kind: str = "tensors") -> dict[str, np.ndarray]:
+    """The whole tensors from the pieces of all ranks."""
+    tensors: dict[str, np.ndarray] = {}
+    for region, data in (piece for result in results for piece in result[kind]):
+        whole = tensors.setdefault(region.tensor, np.full(region.shape, np.nan, region.dtype))
+        box = tuple(slice(start, start + size) for start, size in zip(region.offset, region.extent, strict=True))
+        whole[box] = np.frombuffer(data, region.dtype).reshape(region.extent)
+    return tensors

@@ -20,23 +20,14 @@ LAYOUTS = {
     "tp2": {"tp": 2},
     "dp2-pp2-tp2": {"dp": 2, "pp": 2, "tp": 2},
 }
-OTHERS = {
-    "dp3, nothing divides by it": {"dp": 3},
-    "tp4, fewer kv heads": {"tp": 4},
-    "pp4": {"pp": 4},
-    "pp2, micro-batches of 3": {"pp": 2, "micro_batch": 3},
-    "pp2-vpp2 interleaved": {"pp": 2, "vpp": 2, "schedule": "interleaved_1f1b"},
-    "all at once, interleaved": {
-        "dp": 2, "pp": 2, "vpp": 2, "tp": 2, "schedule": "interleaved_1f1b", "micro_batch": 3,
-    },
-}  # fmt: skip
 STEPS = 20
 
 
 @pytest.fixture(scope="module")
 def alone(pool: Pool) -> dict[str, object]:
     """Twenty steps on one process."""
-    return pool.run(1, runs.steps, runs.spec(train={"steps": STEPS}), STEPS)[0]
+    result = pool.run(1, runs.steps, runs.spec(train={"steps": STEPS}), STEPS)[0]
+    return {"outcomes": result["outcomes"], "tensors": runs.merged([result])}
 
 
 def test_one_process_is_plain_torch(alone: dict) -> None:
@@ -74,34 +65,16 @@ def test_twenty_steps_equal_one_process(pool: Pool, alone: dict, layout: dict) -
         np.testing.assert_allclose(value, alone["tensors"][name], rtol=0, atol=1e-9, err_msg=name)
 
 
-@pytest.fixture(scope="module")
-def gradient_alone(pool: Pool) -> dict[str, object]:
-    return pool.run(1, runs.gradients, runs.spec())[0]
-
-
-@pytest.mark.parametrize("layout", (LAYOUTS | OTHERS).values(), ids=LAYOUTS | OTHERS)
-def test_raw_gradients_equal_one_process(pool: Pool, gradient_alone: dict, layout: dict) -> None:
-    run = runs.spec(layout=layout)
-    results = pool.run(run.parallel.world, runs.gradients, run)
-    assert results[0]["loss"] == pytest.approx(gradient_alone["loss"], rel=1e-9)
-    assert results[0]["norm"] == pytest.approx(gradient_alone["norm"], rel=1e-9)
-    for name, value in runs.merged(results).items():
-        scale = np.abs(gradient_alone["tensors"][name]).max()
-        np.testing.assert_allclose(value, gradient_alone["tensors"][name], rtol=0, atol=1e-9 * scale, err_msg=name)
-
-
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2e-2)])
-def test_lower_precisions_stay_near(pool: Pool, gradient_alone: dict, precision: str, tolerance: float) -> None:
+def test_lower_precisions_stay_near(pool: Pool, alone: dict, precision: str, tolerance: float) -> None:
     run = runs.spec(layout=LAYOUTS["dp2-pp2-tp2"], train={"precision": precision})
     result = pool.run(8, runs.steps, run, 1)[0]
-    assert result["outcomes"][0] == pytest.approx((gradient_alone["loss"], gradient_alone["norm"]), rel=tolerance)
+    assert result["outcomes"][0] == pytest.approx(alone["outcomes"][0], rel=tolerance)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_equals_one_process(pool: Pool, momentum: float) -> None:
-    """AdamW hides the gradient's scale; SGD shows it."""
-    train = {"optimizer": "sgd", "momentum": momentum, "learning_rate": 0.5}
-    one = pool.run(1, runs.steps, runs.spec(train=train), 3)[0]
+def test_momentum_equals_one_process(pool: Pool) -> None:
+    train = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.5}
+    one = runs.merged(pool.run(1, runs.steps, runs.spec(train=train), 3))
     many = runs.merged(pool.run(8, runs.steps, runs.spec(train=train, layout=LAYOUTS["dp2-pp2-tp2"]), 3))
     for name, value in many.items():
-        np.testing.assert_allclose(value, one["tensors"][name], rtol=0, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(value, one[name], rtol=0, atol=1e-10, err_msg=name)

@@ -59,15 +59,23 @@ def test_rates_never_rise_after_the_warm_up(decay: str) -> None:
     assert rates[-1] == pytest.approx(0.1)
 
 
-def parameters() -> dict[str, torch.nn.Parameter]:
+Named = dict[str, torch.nn.Parameter]
+
+
+def parameters() -> Named:
     generator = torch.Generator().manual_seed(0)
     shapes = {"matrix": (3, 4), "vector": (4,)}
     return {name: torch.nn.Parameter(torch.randn(*shape, generator=generator)) for name, shape in shapes.items()}
 
 
+def made(spec: TrainSpec) -> tuple[Optimizer, Named]:
+    named = parameters()
+    return Optimizer(spec, list(named.values())), named
+
+
 def stepped(optimizer: Optimizer, steps: int) -> None:
     for _ in range(steps):
-        for parameter in optimizer.named.values():
+        for parameter in optimizer.parameters:
             parameter.grad = parameter.detach().sin() + optimizer.steps
         optimizer.step()
 
@@ -83,33 +91,33 @@ def stepped(optimizer: Optimizer, steps: int) -> None:
 )
 def test_state_put_back_continues(fields: dict[str, Any], slots: list[str]) -> None:
     spec = train(**fields, learning_rate=0.1)
-    whole = Optimizer(spec, parameters())
+    whole, named = made(spec)
     stepped(whole, 3)
-    assert list(whole.state()) == [f"optimizer.{slot}.{name}" for slot in slots for name in whole.named]
-    again = Optimizer(spec, parameters())
+    assert list(whole.state(named)) == [f"optimizer.{slot}.{name}" for slot in slots for name in named]
+    again, others = made(spec)
     with torch.no_grad():
-        for name, parameter in again.named.items():
-            parameter.copy_(whole.named[name])
-        for name, tensor in again.state().items():
-            tensor.copy_(whole.state()[name])
+        for name, parameter in others.items():
+            parameter.copy_(named[name])
+        for name, tensor in again.state(others).items():
+            tensor.copy_(whole.state(named)[name])
     again.resume(3)
     stepped(whole, 4)
     stepped(again, 4)
-    for name, parameter in whole.named.items():
-        assert torch.equal(parameter, again.named[name])
+    for name, parameter in named.items():
+        assert torch.equal(parameter, others[name])
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:
-    optimizer = Optimizer(train(decay="constant", weight_decay=0.5), parameters())
-    before = {name: parameter.detach().clone() for name, parameter in optimizer.named.items()}
-    for parameter in optimizer.named.values():
+    optimizer, named = made(train(decay="constant", weight_decay=0.5))
+    before = {name: parameter.detach().clone() for name, parameter in named.items()}
+    for parameter in named.values():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    assert torch.allclose(optimizer.named["matrix"], before["matrix"] * 0.5)
-    assert torch.equal(optimizer.named["vector"], before["vector"])
+    assert torch.allclose(named["matrix"], before["matrix"] * 0.5)
+    assert torch.equal(named["vector"], before["vector"])
 
 
 def test_a_step_leaves_no_gradients() -> None:
-    optimizer = Optimizer(train(), parameters())
+    optimizer, named = made(train())
     stepped(optimizer, 1)
-    assert gradients(optimizer.named.values()) == []
+    assert gradients(named.values()) == []

@@ -85,9 +85,16 @@ def test_impossible_training(change: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ({"vpp": 2, "pp": 2}, "vpp 2 needs schedule interleaved_1f1b, not 1f1b"),
+        ({"vpp": 2, "pp": 2}, "vpp 2 needs schedule interleaved_1f1b or interleaved_zb, not 1f1b"),
         ({"schedule": "interleaved_1f1b", "pp": 2}, "interleaved_1f1b needs pp > 1 and vpp > 1; use 1f1b"),
         ({"schedule": "interleaved_1f1b", "vpp": 2}, "interleaved_1f1b needs pp > 1 and vpp > 1; use 1f1b"),
+        ({"schedule": "zbv", "vpp": 3, "pp": 2}, "schedule zbv needs vpp 2, not 3"),
+        (
+            {"schedule": "zbv", "vpp": 2, "pp": 2, "zero": 2},
+            "zero 2 reduces each micro-batch, which schedule zbv",
+        ),
+        ({"dp": 4, "replicate": 3}, "replicate 3 does not divide dp 4; try [1, 2, 4]"),
+        ({"pp": 2, "stage_layers": [4]}, "stage_layers names 1 stages; pp x vpp makes 2"),
         ({"dp": 0}, "dp: Input should be greater than 0"),
     ],
 )
@@ -107,10 +114,11 @@ INTERLEAVED = {"vpp": 2, "schedule": "interleaved_1f1b"}
         ({"tp": 8}, {"vocab_size": 9}, "tp 8 leaves ranks without a part of 9 tokens; try model.vocab_size 16"),
         ({"pp": 5}, {}, "5 stages (pp 5 x vpp 1) need at least 5 layers; the model has 4"),
         ({"pp": 3} | INTERLEAVED, {}, "6 stages (pp 3 x vpp 2) need at least 6 layers; the model has 4"),
-        ({"dp": 5}, {}, "global_batch 12 is not divisible by dp 5 x micro_batch 1"),
-        ({"dp": 2, "micro_batch": 4}, {}, "global_batch 12 is not divisible by dp 2 x micro_batch 4"),
-        ({"dp": 4, "pp": 4}, {}, "3 micro-batches a replica can't fill 4 pipeline stages; 4 are needed"),
-        ({"pp": 2, "dp": 4} | INTERLEAVED, {}, "interleaved_1f1b needs micro-batches (3) divisible by pp 2"),
+        ({"dp": 13}, {}, "12 micro-batches are too few for 13 replicas"),
+        ({"dp": 2, "micro_batch": 5}, {}, "global_batch 12 is not divisible by micro_batch 5"),
+        ({"dp": 4, "micro_batch": 4}, {}, "3 micro-batches are too few for 4 replicas"),
+        ({"pp": 2, "stage_layers": [1, 2]}, {}, "stage_layers (1, 2) sum to 3; the model has 4 layers"),
+        ({"tp": 2, "sequence_parallel": True}, {"seq_len": 7}, "sequence_parallel needs seq_len 7 divisible by tp 2"),
     ],
 )
 def test_layouts_that_do_not_fit(layout: dict[str, Any], model: dict[str, Any], message: str) -> None:
@@ -124,10 +132,10 @@ def test_layouts_that_do_not_fit(layout: dict[str, Any], model: dict[str, Any], 
     ("layout", "slots", "message"),
     [
         (
-            {"dp": 5},
+            {"tp": 5},
             5,
-            "global_batch 12 is not divisible by dp 5 x micro_batch 1. Layouts that work on 5 slots: "
-            "dp 4 x pp 1 x tp 1; dp 2 x pp 2 x tp 1; dp 2 x pp 1 x tp 2",
+            "tp 5 does not divide 8 heads. Layouts that work on 5 slots: "
+            "dp 5 x pp 1 x tp 1; dp 1 x pp 1 x tp 4; dp 2 x pp 1 x tp 2",
         ),
         (
             {"dp": 2, "pp": 2},
@@ -144,7 +152,7 @@ def test_layouts_that_do_not_fit(layout: dict[str, Any], model: dict[str, Any], 
         (
             {"micro_batch": 5},
             1,
-            "global_batch 12 is not divisible by dp 1 x micro_batch 5. "
+            "global_batch 12 is not divisible by micro_batch 5. "
             "Layouts that work on 1 slots with micro_batch 1 and schedule 1f1b: dp 1 x pp 1 x tp 1",
         ),
     ],
@@ -185,7 +193,8 @@ def test_no_layout_is_missed(model: ModelSpec, batch: int, slots: int) -> None:
     train = TrainSpec(steps=1, global_batch=batch)
     sizes = itertools.product(range(1, slots + 1), repeat=3)
     every = {ParallelLayout(dp=dp, pp=pp, tp=tp) for dp, pp, tp in sizes if dp * pp * tp <= slots}
-    working = {layout for layout in every if layout_problem(layout, model, train) is None}
+    filled = {layout for layout in every if min(layout.micro_batches(batch)) >= layout.pp}
+    working = {layout for layout in filled if layout_problem(layout, model, train) is None}
     assert set(layouts(slots, model, train)) == working
 
 
@@ -235,3 +244,23 @@ def test_a_job_file_with_unknown_or_missing_fields(job: dict[str, Any], message:
 def test_values_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         ParallelLayout().dp = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "counts", "runs"),
+    [
+        ({"dp": 3}, 7, (3, 2, 2), (3, 2, 2)),
+        ({"dp": 3, "zero": 2}, 7, (3, 2, 2), (3, 3, 3)),
+        ({"dp": 3, "micro_batch": 2}, 14, (3, 2, 2), (3, 2, 2)),
+        ({"dp": 2, "pp": 4}, 5, (3, 2), (4, 4)),
+        ({"dp": 2, "pp": 2, "schedule": "gpipe"}, 3, (2, 1), (2, 1)),
+        ({"dp": 2, "pp": 2, "vpp": 2, "schedule": "interleaved_1f1b"}, 7, (4, 3), (4, 4)),
+        ({"dp": 2, "pp": 2, "vpp": 2, "schedule": "zbv"}, 7, (4, 3), (4, 3)),
+    ],
+)
+def test_micro_batches_of_each_replica_and_what_it_runs(
+    layout: dict[str, Any], batch: int, counts: tuple[int, ...], runs: tuple[int, ...]
+) -> None:
+    made = ParallelLayout(**layout)
+    assert made.micro_batches(batch) == counts
+    assert made.runs(batch) == runs

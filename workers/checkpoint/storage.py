@@ -120,7 +120,10 @@ class LocalStorage(Storage):
         self._refuse_existing(path)
         final = Path(self._full(path))
         made = [folder for folder in final.parents if not folder.exists()]
-        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:  # FileExistsError is said of the object itself, and of nothing above it
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(final.parent)) from error
         temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}{UNFINISHED}")
         try:
             with temporary.open("xb") as out:
@@ -140,9 +143,11 @@ class LocalStorage(Storage):
 
     def names(self, prefix: str = "") -> list[str]:
         top = self._full(prefix)
-        found = [top] if Path(top).is_file() else []
-        for folder, _, files in os.walk(top):
-            found += [f"{folder}/{name}" for name in files if not _unfinished(name)]
+        if Path(top).is_file():
+            found = [top]
+        else:
+            walk = os.walk(top, onerror=_unless_missing)
+            found = [f"{folder}/{name}" for folder, _, files in walk for name in files if not _unfinished(name)]
         return sorted(name[len(self.root) + 1 :] for name in found)
 
     def delete(self, prefix: str) -> None:
@@ -192,6 +197,12 @@ class S3Storage(Storage):
             if _code(error) not in ("InvalidRange", "416"):
                 raise
             return b""
+
+
+def _unless_missing(error: OSError) -> None:
+    """A folder that is not there has no objects; one that can't be read may have some."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _link(temporary: Path, final: Path) -> None:

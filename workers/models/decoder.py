@@ -142,20 +142,22 @@ class Decoder(nn.Module):
         self.seams = seams or Seams()
         rotary = Rotary(spec, torch.float64 if dtype == torch.float64 else torch.float32)
         numbers = range(spec.layers) if layers is None else layers
-        self.embedding = Matrix(vocab_size, spec.hidden) if first else None
+        self.first, self.tied = first, spec.tied_embedding
+        self.embedding = Matrix(vocab_size, spec.hidden) if first or (last and self.tied) else None
         self.layers = nn.ModuleDict({str(number): Block(spec, rotary, self.seams) for number in numbers})
         self.norm = RMSNorm(spec.hidden, spec.norm_eps, self.seams) if last else None
-        self.head = Matrix(vocab_size, spec.hidden) if last else None
+        self.head = Matrix(vocab_size, spec.hidden) if last and not self.tied else None
         for parameter in self.parameters():
             parameter.data = parameter.data.to(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.embedding is not None:
+        if self.embedding is not None and self.first:
             x = self.seams.embed(x, self.embedding.weight)
         for block in self.layers.values():
             x = block(x)
-        if self.norm is not None and self.head is not None:
-            x = F.linear(self.seams.enter(self.norm(x)), self.seams.split(self.head.weight))
+        if self.norm is not None:
+            head = self.embedding if self.tied else self.head
+            x = F.linear(self.seams.enter(self.norm(x)), self.seams.split(head.weight))
         return x
 
 

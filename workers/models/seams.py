@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+IGNORED = -100
+"""A target that is not to be learned."""
+
 
 class Seams:
     """One device: everything is whole and local."""
@@ -37,5 +40,8 @@ class Seams:
         return F.embedding(tokens, weight)
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy in nats, summed over tokens. logits [batch, seq, vocabulary], targets [batch, seq]."""
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        """Cross-entropy in nats, summed over tokens whose target is not IGNORED.
+
+        logits [batch, seq, vocabulary], targets [batch, seq].
+        """
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")

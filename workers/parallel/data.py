@@ -1,12 +1,13 @@
-"""Data parallelism through `fully_shard` (FSDP2): parameters, gradients and optimizer state sharded over the dp axis.
+"""Data parallelism through `fully_shard` (FSDP2): ZeRO (arXiv 1910.02054) and hybrid sharding, by one option.
 
-Parameters stay gathered after the forward pass and gradients are reduced once a step: the traffic of ZeRO-1
-(arXiv 1910.02054). Gradients are sums: dividing by the token count is the loss's business.
+zero 1: parameters stay gathered after the forward pass and gradients are reduced once a step; 2: gradients are reduced
+and sharded each micro-batch; 3: parameters are resharded after use, block by block. Gradients are sums: dividing by the
+token count is the loss's business, so that replicas may run different numbers of micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -14,10 +15,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
-def apply(model: nn.Module, mesh: DeviceMesh, compute: torch.dtype, reduce: torch.dtype) -> None:
-    """Shard every parameter of `model` over the one-dimensional dp `mesh`; compute and reduce in the given dtypes."""
+def apply(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    mesh: DeviceMesh,
+    zero: int,
+    compute: torch.dtype,
+    reduce: torch.dtype,
+) -> None:
+    """Shard every parameter of `model` over `mesh`: (shard) or (replicate, shard). Compute and reduce in the dtypes."""
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for part in (*(blocks if zero == 3 else ()), model):
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=zero == 3)
     for module in sharded(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -27,8 +36,21 @@ def sharded(model: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-def reduce_on_backward(model: nn.Module, reduce: bool) -> None:
-    """Whether the next backward pass is the step's last one and so reduces the gradients."""
+def before_backward(model: nn.Module, last: bool, zero: int) -> None:
+    """Set up the next backward pass, the step's last or not. At zero 1 only the last one communicates: replicas may
+    then run different numbers of micro-batches."""
     for module in sharded(model):
-        module.set_requires_gradient_sync(reduce, recurse=False)
-        module.set_is_last_backward(reduce)
+        module.set_requires_gradient_sync(last or zero > 1, recurse=False)
+        module.set_reshard_after_backward(last or zero == 3, recurse=False)
+        module.set_is_last_backward(last)
+
+
+class EveryBackward(nn.Module):
+    """Hides that `part` is sharded from a pipeline schedule, which would else reduce once a step."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x)

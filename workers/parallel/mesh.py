@@ -1,4 +1,4 @@
-"""Process groups: joining a world, and its mesh of axes pp, dp, tp from outside in. Knows no model."""
+"""Process groups: joining a world, and its mesh of axes pp, dp (replicate x shard), tp. Knows no model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from workers.spec import ParallelLayout
 
-AXES = ("pp", "dp", "tp")
+AXES = ("pp", "replicate", "shard", "tp")
+"""dp is replicate x shard: the same ranks in the same order."""
 
 
 @contextlib.contextmanager
@@ -26,7 +27,7 @@ def joined(store: dist.Store, rank: int, layout: ParallelLayout, device: str, ti
     backend = "nccl" if device == "gpu" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world, timeout=timeout)
     try:
-        shape = (layout.pp, layout.dp, layout.tp)
+        shape = (layout.pp, layout.replicate, layout.dp // layout.replicate, layout.tp)
         mesh = init_device_mesh("cuda" if device == "gpu" else "cpu", shape, mesh_dim_names=AXES)
         for group in mesh.get_all_groups():  # a mesh's groups don't take the world's timeout
             dist.distributed_c10d._set_pg_timeout(timeout, group)
@@ -51,3 +52,8 @@ def device_of(device: str, local_index: int) -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(local_index)
     return torch.device("cuda", local_index)
+
+
+def name_of(device: torch.device) -> str:
+    """What the maker calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,12 +1,12 @@
 """Tensor parallelism: weights split by heads, features and vocabulary over the tp axis (Megatron-LM, arXiv 1909.08053).
 
 Parameters become DTensors on the tp mesh, so that state, norm and checkpoints see logical tensors; inside the block
-plain collectives work on their local parts. Key and value heads fewer than tp are stored once and replicated.
+plain collectives work on their local parts. Key and value heads fewer than tp are stored once and replicated. With
+sequence parallelism (arXiv 2205.05198) what lies between the blocks is split by position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from workers.models.decoder import widened
-from workers.models.seams import Seams
+from workers.models.seams import IGNORED, Seams
 from workers.spec import ModelSpec
 
 SPLIT_DIM = {
@@ -38,9 +38,10 @@ def stored_axes(name: str, ndim: int) -> tuple[int, ...]:
     return (first, *(dim for dim in range(ndim) if dim != first))
 
 
-def apply(model: nn.Module, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh) -> None:
+def apply(model: nn.Module, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh, split_sequence: bool) -> None:
     """Split the parameters of `model` over the one-dimensional tp `mesh`, and fill its seams. No communication."""
-    seams = TensorSeams(spec, vocab_size, mesh)
+    kind = SequenceSeams if split_sequence else TensorSeams
+    seams = kind(spec, vocab_size, mesh)
     for module in model.modules():
         if hasattr(module, "seams"):
             module.seams = seams
@@ -105,7 +106,20 @@ class TensorSeams(Seams):
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.alone:
             return super().loss(widened(logits), targets)
-        return _VocabParallelLoss.apply(widened(logits), targets - self.vocab_start, self.group)
+        return _VocabParallelLoss.apply(widened(logits), targets, self.vocab_start, self.group)
+
+
+class SequenceSeams(TensorSeams):
+    """Between the blocks each rank has its part of the positions: [batch, seq / tp, hidden]."""
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        return _Gather.apply(x, self.group)
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        return _Scatter.apply(x, self.group)
+
+    def whole(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to_local(grad_placements=[Partial()])  # each rank has seen its positions only
 
 
 class _CopyIn(torch.autograd.Function):
@@ -133,11 +147,40 @@ class _SumOut(torch.autograd.Function):
         return gradient, None
 
 
+class _Gather(torch.autograd.Function):
+    """All positions from each rank's part; gradients are summed and split again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _scattered(gradient, ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    """Partial sums of all positions going in, the sum of this rank's positions coming out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _scattered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _gathered(gradient, ctx.group), None
+
+
 class _VocabParallelLoss(torch.autograd.Function):
     """Cross-entropy over logits split by vocabulary: three all-reduces of one number a token, never the logits."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, start: int, group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        local, counted = targets - start, targets != IGNORED
         foreign = (local < 0) | (local >= logits.shape[-1])
         local = local.masked_fill(foreign, 0)
         highest = logits.amax(-1)
@@ -147,15 +190,15 @@ class _VocabParallelLoss(torch.autograd.Function):
         exponentials = shifted.exp_()
         sums = torch.stack((exponentials.sum(-1), own))
         dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(exponentials.div_(sums[0][..., None]), local, foreign)
-        return (sums[0].log() - sums[1]).sum()
+        ctx.save_for_backward(exponentials.div_(sums[0][..., None]), local, foreign, counted)
+        return ((sums[0].log() - sums[1]) * counted).sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        probabilities, local, foreign = ctx.saved_tensors
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        probabilities, local, foreign, counted = ctx.saved_tensors
         result = probabilities.clone()
         result.scatter_add_(-1, local[..., None], foreign.to(result.dtype)[..., None] - 1.0)
-        return result.mul_(gradient), None, None
+        return result.mul_(gradient * counted[..., None]), None, None, None
 
 
 def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -164,4 +207,17 @@ def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return total
 
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+def _gathered(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """[batch, seq / tp, ...] of each rank -> [batch, seq, ...]."""
+    first = x.transpose(0, 1).contiguous()
+    whole = first.new_empty(first.shape[0] * group.size(), *first.shape[1:])
+    dist.all_gather_single(whole, first, group=group)
+    return whole.transpose(0, 1).contiguous()
+
+
+def _scattered(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """[batch, seq, ...] of each rank -> [batch, seq / tp, ...], summed."""
+    first = x.transpose(0, 1).contiguous()
+    part = first.new_empty(first.shape[0] // group.size(), *first.shape[1:])
+    dist.reduce_scatter_single(part, first, group=group)
+    return part.transpose(0, 1).contiguous()  # it may be sent to another stage

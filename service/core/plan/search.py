@@ -82,11 +82,11 @@ def check_fits(spec: JobSpec, fleet: Fleet) -> None:
 
 
 def _full(spec: JobSpec) -> list[ParallelLayout]:
-    """Layouts of all slots: the fewest model-parallel ranks first, of equals the fewest stages."""
-    slots = spec.resources.slots
+    """Layouts of all slots: even replicas first, then the fewest model-parallel ranks, of equals the fewest stages."""
+    slots, batch = spec.resources.slots, spec.train.global_batch
     every = layouts(slots, spec.model, spec.train)
     full = itertools.takewhile(lambda layout: layout.world == slots, every)
-    return sorted(full, key=lambda layout: (layout.pp * layout.tp, layout.pp))
+    return sorted(full, key=lambda layout: (batch % layout.dp != 0, layout.pp * layout.tp, layout.pp))
 
 
 def _refusal(spec: JobSpec, layout: ParallelLayout, fleet: Fleet) -> str | None:

@@ -11,7 +11,7 @@ from workers.spec import ParallelLayout
 
 GONE = object()
 FIELDS = "budgets, checkpoint, data, model, name, parallel, placement, queue, resources, train"
-LAYOUT = "dp, micro_batch, pp, schedule, tp, vpp"
+LAYOUT = ", ".join(sorted(ParallelLayout.model_fields))
 
 
 def job(**changes: Any) -> dict[str, Any]:
@@ -72,7 +72,12 @@ REFUSED = [
     (job(parallel=[2, 2]), "parallel", "not [2, 2]", f"should be 'auto' or a mapping of fields ({LAYOUT})"),
     (job(parallel__dp="two"), "parallel.dp", "not 'two'", "should be a valid integer"),
     (job(parallel__dp=0), "parallel.dp", "not 0", "should be greater than 0"),
-    (job(parallel__schedule="gpipe"), "parallel.schedule", "not 'gpipe'", "should be '1f1b' or 'interleaved_1f1b'"),
+    (
+        job(parallel__schedule="2f2b"),
+        "parallel.schedule",
+        "not '2f2b'",
+        "should be 'gpipe', '1f1b', ",
+    ),
     (job(parallel__vpp=2), "parallel", "vpp 2 needs schedule interleaved_1f1b", "interleaved_1f1b"),
     (job(parallel__dp=3), "parallel", "dp 3 x pp 1 x tp 1 uses 3 of 4 slots", "dp 4 x pp 1 x tp 1; dp 2 x pp 2"),
     (job(parallel={"dp": 2, "tp": 3}), "parallel", "needs 6 slots, not 4", "dp 2 x pp 1 x tp 2; "),
@@ -80,7 +85,7 @@ REFUSED = [
         job(parallel={"dp": 2, "tp": 3}, resources__slots=6),
         "parallel",
         "tp 3 does not divide 8 heads",
-        "Layouts that work on 6 slots: dp 2 x pp 3 x tp 1; ",
+        "Layouts that work on 6 slots: dp 3 x pp 1 x tp 2; ",
     ),
     (
         job(parallel={"pp": 16}, resources__slots=16),

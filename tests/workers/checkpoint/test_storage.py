@@ -163,6 +163,22 @@ def test_what_a_killed_process_left_is_no_object(tmp_path):
     assert storage.names() == ["manifest.json"]
 
 
+def test_a_file_where_a_folder_should_be_is_trouble_and_not_an_object_that_exists(tmp_path):
+    """Whoever publishes takes FileExistsError for an earlier try of its own; an empty list means a new beginning."""
+    storage = Storage.open(str(tmp_path)).child("job")
+    storage.create("manifests/1", b"x")
+    (tmp_path / "job" / "checkpoints").write_text("a file")
+    for path in ("checkpoints/1", "checkpoints/1/2"):
+        with pytest.raises(NotADirectoryError):
+            storage.create(path, b"x")
+    assert storage.names() == ["checkpoints", "manifests/1"]
+    (tmp_path / "job").rename(tmp_path / "away")
+    assert storage.names("manifests") == []
+    (tmp_path / "job").write_text("a file")
+    with pytest.raises(NotADirectoryError):
+        storage.names("manifests")
+
+
 def test_chained_file_systems_are_refused():
     with pytest.raises(ValueError, match="plain URI"):
         Storage.open("simplecache::s3://bucket")

@@ -7,7 +7,7 @@ import torch
 
 from workers.models.decoder import Decoder, Rotary, initialise
 from workers.parallel import pipeline
-from workers.spec import ModelSpec
+from workers.spec import ModelSpec, ParallelLayout
 
 pytestmark = pytest.mark.torch
 
@@ -138,7 +138,7 @@ def test_stages_are_the_whole_cut_up(tokens: torch.Tensor, stages: int) -> None:
     whole = decoder()
     parts = [
         decoder(layers=layers, first=stage == 0, last=stage == stages - 1)
-        for stage, layers in enumerate(pipeline.stage_layers(SPEC.layers, stages))
+        for stage, layers in enumerate(pipeline.stage_layers(SPEC.layers, ParallelLayout(pp=stages)))
     ]
     weights = {name: parameter for part in parts for name, parameter in part.named_parameters()}
     assert sum(len(list(part.parameters())) for part in parts) == len(weights)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
     ],
 )
 def test_earlier_stages_take_what_does_not_divide(layers: int, stages: int, sizes: list[int]) -> None:
-    parts = pipeline.stage_layers(layers, stages)
+    parts = pipeline.stage_layers(layers, ParallelLayout(pp=stages))
     assert [len(part) for part in parts] == sizes
     assert [layer for part in parts for layer in part] == list(range(layers))
 
@@ -40,3 +40,14 @@ def test_earlier_stages_take_what_does_not_divide(layers: int, stages: int, size
 def test_stages_go_round_the_pipeline_ranks(pp: int, vpp: int, stages: list[list[int]]) -> None:
     layout = ParallelLayout(pp=pp, vpp=vpp, schedule="1f1b" if vpp == 1 else "interleaved_1f1b")
     assert [pipeline.stages_of(rank, layout) for rank in range(pp)] == stages
+
+
+def test_under_zbv_the_second_half_runs_back() -> None:
+    layout = ParallelLayout(pp=3, vpp=2, schedule="zbv")
+    assert [pipeline.stages_of(rank, layout) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    assert [pipeline.rank_of(stage, layout) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
+
+
+def test_layers_of_each_stage_may_be_named() -> None:
+    layout = ParallelLayout(pp=3, stage_layers=(3, 3, 0))
+    assert pipeline.stage_layers(6, layout) == [range(3), range(3, 6), range(6, 6)]
