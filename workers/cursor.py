@@ -61,3 +61,17 @@ def check_order(document: Manifest, run: RunSpec) -> None:
     if changed := [name for name in now if name in then and then[name] != now[name]]:
         was = ", ".join(f"{name} {then[name]!r}, now {now[name]!r}" for name in changed)
         raise ValueError(f"{document.path} was trained on other samples ({was}); train under another job's name")
+
+
+FREE = ("seq_len", "init_std", "vocab_size")
+"""Of a model, what a run may change when it continues: the vocabulary's size is the tensors' own."""
+
+
+def check_model(document: Manifest, run: RunSpec) -> None:
+    """ValueError when the checkpoint is of another model, also where all shapes are equal."""
+    now = run.model.model_dump()
+    if changed := [
+        name for name in document.model if name in now and name not in FREE and document.model[name] != now[name]
+    ]:
+        was = ", ".join(f"{name} {document.model[name]!r}, now {now[name]!r}" for name in changed)
+        raise ValueError(f"{document.path} is of another model ({was})")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from workers.checkpoint import logical, manifest
 from workers.checkpoint.saver import Saver
 from workers.checkpoint.storage import Storage
-from workers.cursor import Cursor, check_order
+from workers.cursor import Cursor, check_model, check_order
 from workers.data.corpus import Corpus
 from workers.engine import Engine
 from workers.parallel import mesh
@@ -80,6 +80,7 @@ def continued(
         try:
             document = manifest.load(storage, path)
             cursor = Cursor.resumed(document, assignment.attempt)
+            check_model(document, assignment.run)
             check_order(document, assignment.run)
             engine.restore(partial(logical.load, manifest=document, storage=storage), cursor.step)
         except manifest.BadCheckpoint as error:  # an outage or another model condemns no checkpoint

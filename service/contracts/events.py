@@ -37,6 +37,9 @@ class Step:
     tokens: int  # of this step
     samples: int  # consumed since the start of the run
     step_s: float
+    tokens_per_s: float | None = None  # of the world
+    mfu: float | None = None  # of the world, PaLM's convention; None where the device's peak is unknown
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of step_s: data, forward_backward, ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from service.contracts.cluster import Fleet
 from service.contracts.events import CheckpointPublished, CheckpointRejected, Event, Step, StepsCompleted
@@ -39,9 +40,11 @@ def checkpoints(events: Iterable[Event]) -> list[CheckpointRow]:
     return rows
 
 
-def _figures(step: Step) -> dict[str, float | None]:
+def _figures(step: Step) -> dict[str, Any]:
     figures = {name: value for name, value in dataclasses.asdict(step).items() if name not in ("step", "at")}
-    return {**figures, "tokens_per_s": step.tokens / step.step_s if step.step_s > 0 else None}
+    if step.tokens_per_s is None and step.step_s > 0:
+        figures["tokens_per_s"] = step.tokens / step.step_s
+    return figures
 
 
 def nodes(fleet: Fleet, at: float) -> list[NodeRow]:

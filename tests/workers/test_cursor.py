@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workers.checkpoint.manifest import BadCheckpoint, Manifest
-from workers.cursor import Cursor, check_order
+from workers.cursor import Cursor, check_model, check_order
 from workers.spec import DataSpec, ModelSpec, RunSpec, TrainSpec
 
 RUN = RunSpec(
@@ -114,3 +114,11 @@ def test_samples_of_another_order_are_refused(changes: dict[str, Any], told: str
     check_order(document, RUN)
     with pytest.raises(ValueError, match=told):
         check_order(document, RUN.model_copy(update=changes))
+
+
+def test_another_model_of_the_same_shapes_is_refused() -> None:
+    document = Manifest("job-1", 3, 1, "token", 0.0, {}, RUN.model.model_dump(), {}, (), {})
+    check_model(document, RUN)
+    check_model(document, RUN.model_copy(update={"model": RUN.model.model_copy(update={"seq_len": 4})}))
+    with pytest.raises(ValueError, match=r"another model \(rope_theta 10000.0, now 500000.0\)"):
+        check_model(document, RUN.model_copy(update={"model": RUN.model.model_copy(update={"rope_theta": 500_000.0})}))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -34,16 +35,21 @@ def steps(*done: events.Step, attempt: int = 1) -> events.StepsCompleted:
     return events.StepsCompleted("a", attempt, done, 200.0)
 
 
-def figures(step: int, rate: float | None, step_s: float = 0.5) -> dict[str, float | None]:
+def figures(step: int, rate: float | None, step_s: float = 0.5, **measured: Any) -> dict[str, Any]:
     known = {"loss": 1.0, "grad_norm": 0.1, "learning_rate": 1e-3, "tokens": 256, "samples": 16 * step}
-    return {**known, "step_s": step_s, "tokens_per_s": rate}
+    return {**known, "step_s": step_s, "tokens_per_s": rate, "mfu": None, "parts": {}} | measured
 
 
+MEASURED: dict[str, Any] = {"mfu": 0.41, "parts": {"data": 0.1, "forward_backward": 0.3, "optimizer": 0.1}}
 METRICS = [
     ([], []),
     ([events.Ticked(1.0), events.GangStarted("a", 1, 1.0)], []),
     ([steps(world.step(1, 101.0))], [MetricRow("a", 1, 1, 101.0, figures(1, 512.0))]),
     ([steps(world.step(1, 101.0, step_s=0.0))], [MetricRow("a", 1, 1, 101.0, figures(1, None, 0.0))]),
+    (
+        [steps(dataclasses.replace(world.step(1, 101.0), tokens_per_s=500.0, **MEASURED))],
+        [MetricRow("a", 1, 1, 101.0, figures(1, 500.0, **MEASURED))],
+    ),
     (
         [steps(world.step(1, 101.0), world.step(2, 102.0)), steps(world.step(2, 112.0), attempt=2)],
         [
