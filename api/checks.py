@@ -20,6 +20,8 @@ BUILTIN_DATA = "builtin:topics"
 REMOTE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
 """Object stores. Other schemes (http, ftp, archives) would make the API fetch what a user names."""
 
+LONGEST, LONGEST_NAME = 1000, 255  # bytes that file systems and object stores take; room for what a job adds
+
 SCHEMES_HINT = "use an absolute path, file:///..., or an object store such as s3://bucket/..."
 
 
@@ -76,6 +78,8 @@ def checkpoint_root(root: str | None, allowed: Sequence[str]) -> None:
 
 def normal(uri: str, field: str) -> tuple[str, str]:
     """(scheme, path) of a place in storage, links followed; UserError where it is not a plain one."""
+    if problem := _unspeakable(uri):
+        raise errors.UserError(f"{field}: {ascii(uri)[:80]} {problem}", hint=SCHEMES_HINT, field=field)
     scheme, _, path = uri.rpartition("://")
     scheme = {"": "file", "local": "file", "s3a": "s3", "gcs": "gs"}.get(scheme, scheme)
     if scheme not in ("file", *REMOTE):
@@ -91,17 +95,29 @@ def normal(uri: str, field: str) -> tuple[str, str]:
     return scheme, os.path.realpath(path)
 
 
+def _unspeakable(uri: str) -> str:
+    """Why no file system or object store could have a thing of this name; empty where one could."""
+    if "\0" in uri or any("\ud800" <= char <= "\udfff" for char in uri):
+        return "has a character that no path has"
+    if len(uri.encode()) > LONGEST or any(len(part.encode()) > LONGEST_NAME for part in uri.split("/")):
+        return f"is too long: {LONGEST} bytes at most, and {LONGEST_NAME} between two slashes"
+    return ""
+
+
 def _within(place: tuple[str, str], parent: tuple[str, str]) -> bool:
     inside = (place[1].rstrip("/") + "/").startswith(parent[1].rstrip("/") + "/")
     return place[0] == parent[0] and inside
 
 
 def _matches(uri: str, field: str) -> bool:
-    normal(uri, field)
+    _, path = normal(uri, field)
+    if _is_pattern(path.strip("/").partition("/")[0]):  # all that there is would be looked through
+        hint = "name the folder that it is in"
+        raise errors.UserError(f"{field}: {uri} is a pattern from the root on", hint=hint, field=field)
     try:
         filesystem, path = fsspec.core.url_to_fs(uri)
         filesystem.invalidate_cache()
-        if "*" in path or "?" in path or "[" in path:
+        if _is_pattern(path):
             return bool(filesystem.glob(path))
         return bool(filesystem.isfile(path))
     except Exception as error:  # each storage library has its own errors, and each is the answer here
@@ -110,3 +126,7 @@ def _matches(uri: str, field: str) -> bool:
             hint="check the address and the credentials of the API's process",
             field=field,
         ) from error
+
+
+def _is_pattern(path: str) -> bool:
+    return any(char in path for char in "*?[")

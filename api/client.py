@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from api import sse_lines
 from api.views import (
@@ -46,13 +47,18 @@ class Client:
 
     def __init__(self, url: str, token: str) -> None:
         self.url, self.token = url.rstrip("/"), token
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=TIMEOUT,
-            trust_env=False,
-            verify=self.url.startswith("https:"),
-        )
+        if not (token.isascii() and token.isprintable()):
+            raise errors.Unauthorized("the token has a character that no token has", hint="see PHALANX_TOKEN")
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=TIMEOUT,
+                trust_env=False,
+                verify=self.url.startswith("https:"),
+            )
+        except httpx.InvalidURL as error:
+            raise errors.UserError(f"{url!r} is no URL of an API: {error}", hint="see PHALANX_API_URL") from None
 
     @classmethod
     def find(cls, home: Path, url: str | None = None, token: str | None = None) -> Client:
@@ -80,10 +86,10 @@ class Client:
         except errors.ClusterError:  # the key makes a second try safe, whether or not the first one arrived
             time.sleep(RETRY_S)
             answer = self._send(request)
-        return JobView.model_validate_json(answer.content)
+        return _read(JobView, answer)
 
     def get(self, uid: str) -> JobView:
-        return self._get(JobView, f"/v1/jobs/{uid}")
+        return self._get(JobView, _path(uid))
 
     def list(self, phase: Phase | str | None = None, page_size: int = 50) -> Iterator[JobView]:
         """Newest first; pages are asked for as they are needed."""
@@ -96,9 +102,7 @@ class Client:
             query["page"] = page.next_page
 
     def cancel(self, uid: str) -> JobView:
-        return JobView.model_validate_json(
-            self._send(self._http.build_request("POST", f"/v1/jobs/{uid}:cancel")).content
-        )
+        return _read(JobView, self._send(self._http.build_request("POST", f"{_path(uid)}:cancel")))
 
     def wait(self, uid: str, timeout_s: float | None = None) -> JobView:
         """The job once it is over. An API that is away is waited for; ClusterError after the timeout."""
@@ -117,11 +121,11 @@ class Client:
 
     def events(self, uid: str, after: int = 0, follow: bool = False) -> Iterator[EventView]:
         """Oldest first. With `follow` until the job is over; a cut stream is taken up where it was cut."""
-        for _, data in self._stream(f"/v1/jobs/{uid}/events", str(after), {"follow": follow}):
+        for _, data in self._stream(f"{_path(uid)}/events", str(after), {"follow": follow}):
             yield EventView.model_validate_json(data)
 
     def events_page(self, uid: str, after: int = 0) -> EventsPage:
-        return self._get(EventsPage, f"/v1/jobs/{uid}/events", {"after": after})
+        return self._get(EventsPage, f"{_path(uid)}/events", {"after": after})
 
     def logs(
         self,
@@ -133,36 +137,36 @@ class Client:
     ) -> Iterator[LogLine]:
         """In the order in which the lines reached storage; `follow` as for `events`."""
         query = {"follow": follow, "rank": rank, "attempt": attempt}
-        for _, data in self._stream(f"/v1/jobs/{uid}/logs", after, query):
+        for _, data in self._stream(f"{_path(uid)}/logs", after, query):
             yield LogLine.model_validate_json(data)
 
     def metrics(self, uid: str, after_step: int = 0) -> Iterator[StepView]:
         """One row a step, in order."""
         while True:
-            page = self._get(MetricsPage, f"/v1/jobs/{uid}/metrics", {"after_step": after_step})
+            page = self._get(MetricsPage, f"{_path(uid)}/metrics", {"after_step": after_step})
             if not page.steps:
                 return
             yield from page.steps
             after_step = page.after_step
 
     def checkpoints(self, uid: str) -> tuple[CheckpointView, ...]:
-        return self._get(Checkpoints, f"/v1/jobs/{uid}/checkpoints").checkpoints
+        return self._get(Checkpoints, f"{_path(uid)}/checkpoints").checkpoints
 
     def nodes(self) -> tuple[NodeView, ...]:
         return self._get(Nodes, "/v1/nodes").nodes
 
     def _get(self, kind: type[ViewT], path: str, query: Mapping[str, Any] | None = None) -> ViewT:
         answer = self._send(self._http.build_request("GET", path, params=query))
-        return kind.model_validate_json(answer.content)
+        return _read(kind, answer)
 
     def _send(self, request: httpx.Request, stream: bool = False) -> httpx.Response:
         try:
             answer = self._http.send(request, stream=stream)
-            if answer.is_error:
+            if not answer.is_success:
                 answer.read()
         except httpx.TransportError as error:
             raise _unreachable(self.url, error) from error
-        if answer.is_error:
+        if not answer.is_success:
             raise _error(answer)
         return answer
 
@@ -211,10 +215,29 @@ class Patience:
             raise error
 
 
+def _path(uid: str) -> str:
+    """Of a job; whatever a person gives as its uid stays one segment."""
+    if not uid:
+        raise errors.NotFound("the uid of a job is missing", hint="phalanx list shows them", field="uid")
+    return f"/v1/jobs/{urllib.parse.quote(uid, safe='')}"
+
+
+def _read(kind: type[ViewT], answer: httpx.Response) -> ViewT:
+    try:
+        return kind.model_validate_json(answer.content)
+    except ValidationError:
+        raise errors.ClusterError(
+            f"{answer.request.url} answered something that this client can't read",
+            hint="is it a Phalanx API, of this version? PHALANX_API_URL names it",
+        ) from None
+
+
 def _error(answer: httpx.Response) -> errors.PhalanxError:
     try:
         body = answer.json()
-    except json.JSONDecodeError:
+    except ValueError:
+        body = {}
+    if not isinstance(body, dict):
         body = {}
     kind = _kinds().get(body.get("reason", ""))
     if kind is None:
@@ -251,6 +274,10 @@ def _known_url(path: Path) -> str:
             f"no API is known: there is no {path}",
             hint="'phalanx up' starts one here; PHALANX_API_URL names another",
         ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise errors.ClusterError(
+            f"no API is known: {path} can't be read: {error}", hint="PHALANX_API_URL names one"
+        ) from None
 
 
 def _known_token(path: Path) -> str:
@@ -260,6 +287,10 @@ def _known_token(path: Path) -> str:
         raise errors.Unauthorized(
             f"there is no token at {path}", hint="set PHALANX_TOKEN to the token of the API"
         ) from None
+    except (OSError, ValueError) as error:
+        raise errors.Unauthorized(
+            f"the token at {path} can't be read: {error}", hint="set PHALANX_TOKEN to the token of the API"
+        ) from None
 
 
 def _body(value: Mapping[str, Any]) -> bytes:
@@ -267,3 +298,5 @@ def _body(value: Mapping[str, Any]) -> bytes:
         return json.dumps(value).encode()
     except TypeError as error:  # YAML knows dates and sets; a job has neither
         raise errors.UserError(f"a value of the job can't be JSON: {error}", hint="quote it") from None
+    except (ValueError, RecursionError) as error:  # and aliases of what they stand in
+        raise errors.UserError(f"the job can't be JSON: {error}", hint="is there an alias to itself in it?") from None

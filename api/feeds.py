@@ -20,7 +20,7 @@ from service.store.jobs import Store
 from service.store.records import LogChunkRow
 
 CHUNKS = 20  # read from storage at a time
-NUMBER = r"\d{1,18}"  # fits the store's integers
+NUMBER = r"[0-9]{1,18}"  # fits the store's integers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

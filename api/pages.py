@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 
 from service.contracts import errors
 
@@ -16,7 +17,7 @@ def seq(token: str) -> int:
     """The jobs before which the page begins."""
     try:
         kind, _, number = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().partition(":")
-        if kind == "seq":
+        if kind == "seq" and re.fullmatch(r"[0-9]{1,18}", number):
             return int(number)
     except (binascii.Error, ValueError):
         pass

@@ -7,21 +7,23 @@ when the one that started it was killed. Every process is ended by its pid.
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import os
 import secrets
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from service import roster
 from service.contracts.cluster import NODE_LABEL, RACK_LABEL
-from service.contracts.errors import ClusterError, Conflict
+from service.contracts.errors import ClusterError, Conflict, PhalanxError, UserError
+from service.keeper import Keeper
 from service.settings import Settings
 
 STATE = "fleet.json"
@@ -46,26 +48,31 @@ class LocalFleet:
         self.temp = ""
         self.cluster: Any = None
         self.members: dict[str, Any] = {}
-        self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.keeper = Keeper(self.home, restarted=self._record)
 
     def start(self) -> None:
-        """Everything is up and the API knows the fleet. Raises ClusterError or Conflict, and then nothing is left."""
-        self.home.mkdir(parents=True, exist_ok=True)
+        """Everything is up and the API knows the fleet; the API and the controller's keeper are started again when
+        they end. Raises a PhalanxError, and then nothing is left.
+        """
+        _make(self.home)
         if roster.running(self.home):
             raise Conflict(
                 f"a fleet runs in {self.home} already",
                 hint="`phalanx down` ends it; PHALANX_HOME names another folder",
             )
+        _check_free(Settings.read().api_host, self.api_port)
         self.temp = tempfile.mkdtemp(prefix="phx-")
         try:
             os.environ.update(self.environment())
             self._start_ray()
-            roster.record(self.home, self.temp)
+            self._record()
             (self.home / "api.json").unlink(missing_ok=True)  # of a fleet that was killed
-            self._spawn("service", "-m", "service")
-            self._spawn("api", "-m", "api", "--port", str(self.api_port))
-            roster.record(self.home, self.temp)
+            self.keeper.start("service", "-m", "service")
+            self.keeper.start("api", "-m", "api", "--port", str(self.api_port))
+            self._record()
             self._wait_ready()
+            self._keep_port()
+            self.keeper.keep()
         except BaseException:
             self.stop()
             raise
@@ -81,6 +88,7 @@ class LocalFleet:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             **{f"RAY_health_check_{name}": value for name, value in HEALTH.items()},
             "PHALANX_HOME": str(self.home),
             "PHALANX_SCRATCH": str(Path(self.temp) / "scratch"),
@@ -113,11 +121,13 @@ class LocalFleet:
         self.cluster.remove_node(node, allow_graceful=False)
         roster.end(family)
 
-    def _spawn(self, name: str, *arguments: str) -> None:
-        with (self.home / f"{name}.log").open("ab") as log:
-            self.children[name] = subprocess.Popen(
-                [sys.executable, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+    def _record(self) -> None:
+        roster.record(self.home, self.temp)
+
+    def _keep_port(self) -> None:
+        """Also an API that took a free port comes back where its clients know it."""
+        url = str(json.loads((self.home / "api.json").read_text())["url"])
+        self.keeper.children["api"].arguments = ("-m", "api", "--port", url.rpartition(":")[2])
 
     def _wait_ready(self) -> None:
         """The API answers, and the controller has written this fleet to the store."""
@@ -128,7 +138,7 @@ class LocalFleet:
         store = Store.open(Settings.read().store)
         try:
             while not ((self.home / "api.json").exists() and {node.id for node in store.nodes()} == ours):
-                if ended := [name for name, child in self.children.items() if child.poll() is not None]:
+                if ended := self.keeper.ended():
                     raise ClusterError(
                         f"{ended[0]} ended while the fleet started", hint=f"see {self.home}/{ended[0]}.log"
                     )
@@ -140,44 +150,43 @@ class LocalFleet:
 
     def stop(self) -> None:
         """End everything; safe to repeat."""
-        for child in self.children.values():
-            child.terminate()
-        _reap(self.children.values())
+        self.keeper.stop()
         family = roster.family(os.getpid())[1:]
         if self.cluster is not None:
             self.cluster.shutdown()
         roster.end(family)
-        self.cluster, self.children, self.members = None, {}, {}
+        self.cluster, self.members = None, {}
         roster.forget(self.home, self.temp)
 
 
-def _reap(children: Iterable[subprocess.Popen[bytes]]) -> None:
-    deadline = time.monotonic() + 8.0
-    for child in children:
-        try:
-            child.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+def _make(home: Path) -> None:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "PHALANX_HOME names another folder"
+        raise UserError(f"{home} can't be the home of a fleet: {error.strerror}", hint=hint) from None
+
+
+def _check_free(host: str, port: int) -> None:
+    """Known at once, and not only when Ray is up."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        hint = "--api-port names another port; 0 takes a free one"
+        raise UserError(f"the API can't listen on {host}:{port}: {error.strerror or error}", hint=hint) from None
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m service.local", description=__doc__)
-    parser.add_argument("--home", type=Path, default=Settings.read().home)
-    parser.add_argument("--racks", type=int, default=2)
-    parser.add_argument("--nodes", type=int, default=2, help="in a rack")
-    parser.add_argument("--slots", type=int, default=2, help="of a node")
-    parser.add_argument("--api-port", type=int, default=Settings.read().api_port)
-    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     over = threading.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: over.set())
-    fleet = LocalFleet(options.home, options.racks, options.nodes, options.slots, options.api_port)
     try:
+        fleet = _fleet()
+        _end_by_signal(over)
         fleet.start()
-    except (ClusterError, Conflict) as error:
-        sys.stderr.write(f"{error.message}; {error.hint}\n")
-        return 1
+        _end_by_signal(over)  # each Ray node has put a handler of its own there, which waits for running jobs
+    except PhalanxError as error:
+        sys.stderr.write(f"error: {error.message}\n{f'hint: {error.hint}' if error.hint else ''}\n")
+        return 2 if isinstance(error, UserError) else 3
     try:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
@@ -185,6 +194,23 @@ def main() -> int:
     finally:
         fleet.stop()
     return 0
+
+
+def _end_by_signal(over: threading.Event) -> None:
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: over.set())
+
+
+def _fleet() -> LocalFleet:
+    settings = Settings.read()
+    parser = argparse.ArgumentParser("python -m service.local", description=__doc__)
+    parser.add_argument("--home", type=Path, default=settings.home)
+    parser.add_argument("--racks", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=2, help="in a rack")
+    parser.add_argument("--slots", type=int, default=2, help="of a node")
+    parser.add_argument("--api-port", type=int, default=settings.api_port)
+    options = parser.parse_args()
+    return LocalFleet(options.home, options.racks, options.nodes, options.slots, options.api_port)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ class ModelSpec(Spec):
     """
 
     family: Literal["llama"] = "llama"
-    layers: int = Field(gt=0)
-    hidden: int = Field(gt=0)
+    layers: int = Field(gt=0, le=100_000)
+    hidden: int = Field(gt=0, le=10**7)
     heads: int = Field(gt=0)
     kv_heads: int = Field(default=0, ge=0, validate_default=True, description="0 means one for each query head")
     ffn_hidden: int = Field(
@@ -110,7 +110,7 @@ class DataSpec(Spec):
 class TrainSpec(Spec):
     """The optimisation. A step trains `global_batch` samples of `seq_len` tokens, in any layout."""
 
-    steps: int = Field(gt=0)
+    steps: int = Field(gt=0, le=10**12)
     global_batch: int = Field(default=8, gt=0, description="samples a step")
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = Field(default=3e-4, gt=0)

@@ -25,6 +25,8 @@ def read(path: Path) -> dict[str, Any]:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise errors.UserError(f"{path} is neither YAML nor JSON: {_place(error)}") from None
+    except (RecursionError, ValueError) as error:  # nested too deep; a date that isn't one, a number of 5000 digits
+        raise errors.UserError(f"{path} can't be read as YAML: {error}") from None
     if not isinstance(value, dict):
         raise errors.UserError(
             f"{path} holds no job: a job is a mapping of fields such as model, data, train, resources",

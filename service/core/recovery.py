@@ -67,7 +67,7 @@ def judge(job: Job, faults: Sequence[Fault], at: float) -> Verdict:
     spent = 1 + sum(charged is cause for charged, _ in _recent(job.charges, at))
     same = 1 + _known(job).count(_key(root, job.step))
     what = _sentence(root, job)
-    if same >= SAME_ROOT_LIMIT:
+    if same >= SAME_ROOT_LIMIT and root.kind != "storage":  # an outage passes; it is waited for within its budget
         return Verdict(False, cause, root, at, f"no_progress: {same} times at the same step: {what}")
     if 0 <= budget < spent:
         reason = f"{what}; {cause} fault {spent} within an hour, the budget is {budget}"

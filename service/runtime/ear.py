@@ -57,6 +57,7 @@ class Ear:
         self.over = False  # the attempt's end or its faults have been told
         self.shards: dict[int, dict[int, reports.ShardSaved]] = {}  # step -> rank -> record, of steps above `saved`
         self.saved = 0  # newest step of which every rank has saved its part
+        self.unsaved: set[int] = set()  # steps of which some rank could not save its part
         self.complete: list[Complete] = []
         self.at_step: dict[int, int] = {}
 
@@ -76,7 +77,8 @@ class Ear:
                     events.append(CheckpointRejected(self.uid, self.attempt, manifest, reason, at))
                 case reports.ShardSaved():
                     self._shard(what)
-                case reports.SaveFailed(step=step, rank=rank, reason=reason):
+                case reports.SaveFailed(step=step, rank=rank, reason=reason) if step not in self.unsaved:
+                    self.unsaved.add(step)  # told once: where storage is away, every rank says it
                     events.append(SaveFailed(self.uid, self.attempt, step, f"rank {rank}: {reason}", at))
                 case reports.Failed(rank=rank, message=message, step=step, traceback=traceback):
                     self._fault(Fault(what.kind, message, rank, self.nodes.get(rank), step, traceback), at)

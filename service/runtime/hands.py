@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -83,9 +83,8 @@ class Hands:
         uid, attempt = command.uid, command.attempt
         root = job.spec.checkpoint.root or self.settings.storage
         try:
-            published = manifest.published(Storage.open(root).child(uid))
-            resume = [path for path in published if path not in command.rejected][:RESUME_FROM]
-            order = gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, tuple(resume))
+            resume = resumable(Storage.open(root).child(uid), job.checkpoint, command.rejected)
+            order = gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, resume)
             gang.start(command, order, abandoned=lambda: self.stopped.get(uid, 0) >= attempt or self.over.is_set())
             self.watch(job)
         except Exception as error:
@@ -163,6 +162,16 @@ class Hands:
     def _tell(self, event: events.Event | AgentGone) -> None:
         if not self.over.is_set():
             self.inbox.put(event)
+
+
+def resumable(storage: Storage, newest: str | None, rejected: Collection[str]) -> tuple[str, ...]:
+    """The checkpoints that an attempt may continue at, newest first. OSError where there must be one and is none:
+    to begin again at the seed would throw away what was trained.
+    """
+    published = manifest.published(storage)
+    if newest is not None and not published:
+        raise OSError(f"{newest} was published, and {storage.uri} holds no checkpoint: is it mounted?")
+    return tuple(path for path in published if path not in rejected)[:RESUME_FROM]
 
 
 def _publishing(uid: str, attempt: int) -> str:

@@ -95,7 +95,7 @@ class NodeAgent:
         self.rendezvous: Any = None
         self.watch = processes.Watch()
         self.shipper = logs.Shipper(self.folder, self.storage, attempt, node)
-        for work in (self._report, self._notice_deaths):
+        for work in (self._report, self._ship_logs, self._notice_deaths):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
     # Orders
@@ -178,14 +178,9 @@ class NodeAgent:
             self.wake.set()
 
     def _report(self) -> None:
-        shipped = 0.0
         while True:
             self.wake.wait(REPORT_S)
             self.wake.clear()
-            if time.monotonic() - shipped >= REPORT_S:
-                with self.shipping:
-                    self._ship()
-                shipped = time.monotonic()
             with self.lock:
                 batch = list(self.unsaid)
             if batch and (done := self._deliver(batch)) is not None:
@@ -199,6 +194,13 @@ class NodeAgent:
             return int(ray.get(controller.hear.remote(self.job, self.attempt, self.node, batch), timeout=10))
         except (ray.exceptions.RayError, ValueError):
             return None  # told again in a second
+
+    def _ship_logs(self) -> None:
+        """A thread of its own: storage that is slow delays no report."""
+        while True:
+            time.sleep(REPORT_S)
+            with self.shipping:
+                self._ship()
 
     def _ship(self, last: bool = False) -> None:
         with contextlib.suppress(OSError):  # storage is away: the lines stay on the node and are shipped later

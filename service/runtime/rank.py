@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,24 @@ class Rank:
             text = traceback.format_exc()
             sys.stderr.write(text)
             sys.stderr.flush()
-            tell(Failed(assignment.rank, kind_of(error), self.step, f"{type(error).__name__}: {error}", text))
+            tell(Failed(assignment.rank, kind_of(error), self.step, message_of(error), text))
 
     def _leave_with_parent(self) -> None:
         while os.getppid() == self.parent:
             time.sleep(0.5)
         os._exit(1)
+
+
+BROKEN = (
+    "Connection closed by peer",
+    "Connection reset",
+    "Socket closed",
+    "Timed out waiting",
+    "NCCL",
+    "gloo/transport",
+    "Broken pipe",
+)
+"""What collectives say when a peer is gone."""
 
 
 def kind_of(error: BaseException) -> FaultKind:
@@ -82,19 +95,23 @@ def kind_of(error: BaseException) -> FaultKind:
         return "numeric"
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
         return "storage"
-    text = str(error)
-    broken = (
-        "Connection closed by peer",
-        "Connection reset",
-        "Socket closed",
-        "Timed out waiting",
-        "NCCL",
-        "gloo/transport",
-        "Broken pipe",
-    )
-    if isinstance(error, dist.DistError) or any(sign in text for sign in broken):
+    if any(isinstance(one, dist.DistError) or any(sign in str(one) for sign in BROKEN) for one in causes(error)):
         return "peer"
     return "user"
+
+
+def message_of(error: BaseException) -> str:
+    """One line: the exception, and what it came from."""
+    told = [f"{type(one).__name__}: {next(iter(str(one).strip().splitlines()), '')}" for one in causes(error)]
+    return ", from ".join(told)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The exception and what it was raised from: a pipeline wraps what a stage met."""
+    known: BaseException | None = error
+    while known is not None:
+        yield known
+        known = known.__cause__
 
 
 def sentence(report: Report) -> str:

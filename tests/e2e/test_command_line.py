@@ -7,13 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from api.client import Client
 from service import roster
-from tests.e2e.world import until
+from service.contracts.job import Phase
+from tests.e2e.world import JOB, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch]
 
@@ -69,7 +72,7 @@ def test_up_stays_until_down_also_when_it_was_killed(tmp_path: Path) -> None:
         assert "n0" in run(tmp_path, "nodes").stdout
         assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
         second = run(tmp_path, "up", "--api-port", "0")
-        assert second.returncode == 1
+        assert second.returncode == 2
         assert "phalanx down" in second.stderr
 
         up.send_signal(signal.SIGKILL)
@@ -82,3 +85,37 @@ def test_up_stays_until_down_also_when_it_was_killed(tmp_path: Path) -> None:
         up.stdout.close()  # type: ignore[union-attr]
         roster.down(tmp_path)
         up.wait()
+
+
+def test_down_in_mid_run_and_up_again(tmp_path: Path) -> None:
+    """Down does not wait for the job; the job waits for up, and goes on at its checkpoint."""
+    one = {"parallel": {"dp": 1, "pp": 1, "tp": 1}, "resources": {"device": "cpu", "slots": 1}}
+    job = {**JOB, **one, "train": {**JOB["train"], "steps": 100_000}, "checkpoint": {"every_steps": 20}}
+    uid, environment = "", {**os.environ, "PHALANX_HOME": str(tmp_path)}
+    for attempt in (1, 2):
+        up = subprocess.Popen(
+            [PHALANX, "up", "--racks", "1", "--nodes", "1", "--slots", "1", "--api-port", "0"],
+            env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert up.stdout is not None
+            assert any("ready" in line for line in up.stdout)
+            with Client.find(tmp_path) as client:
+                uid = uid or client.submit(job).uid
+                until(lambda: client.get(uid).phase is Phase.RUNNING, "running job")  # noqa: B023
+                saved = until(lambda: client.get(uid).status.checkpoint_step, "checkpoint")  # noqa: B023
+                view = client.get(uid)
+                resumed = [event.reason for event in client.events(uid) if event.type == "GangResumed"]
+            assert view.status.attempt == attempt
+            assert len(resumed) == attempt
+            assert ("from the seed" in resumed[-1]) == (attempt == 1)
+            assert saved
+            began = time.monotonic()
+            assert "ended" in run(tmp_path, "down", timeout_s=60).stdout
+            assert time.monotonic() - began < 15
+            assert up.wait(10) == 0
+            until(lambda: not of_home(tmp_path), "end of all processes of the fleet", 5)
+        finally:
+            up.stdout.close()  # type: ignore[union-attr]
+            roster.down(tmp_path)
+            up.wait()

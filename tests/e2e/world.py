@@ -60,6 +60,15 @@ class World:
 
         return until(there, f"step {step} of {uid}")
 
+    def saved(self, uid: str, step: int) -> int:
+        """The step of the job's newest checkpoint, once it is `step` or later."""
+
+        def there() -> int:
+            newest = self.client.get(uid).status.checkpoint_step or 0
+            return newest if newest >= step else 0
+
+        return until(there, f"checkpoint {step} of {uid}")
+
     def phase(self, uid: str, *phases: Phase) -> JobView:
         def there() -> JobView | None:
             view = self.client.get(uid)

@@ -201,11 +201,33 @@ def test_a_recovery_end_to_end() -> None:
     here.gang(events.GangFinished)
     here.stopped()
     assert here.job().reason.startswith("all 10 steps in 7.2 s, goodput 0.69")
+    assert here.job().reason.endswith("; its last checkpoint was not written, the newest is of step 4")
     assert [record.type for record in here.records] == [
         "JobQueued", "GangPlaced", "JobStarted", "GangResumed", "JobRunning", "CheckpointPublished",
         "IncidentOpened", "GangStopped", "GangPlaced", "JobStarted", "GangResumed", "JobRunning",
         "IncidentClosed", "JobFinishing", "JobSucceeded",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("published", "says"),
+    [
+        ([4, 10], ""),
+        ([4], "; its last checkpoint was not written, the newest is of step 4"),
+        ([], "; its last checkpoint was not written, there is no checkpoint"),
+    ],
+)
+def test_success_says_when_the_last_checkpoint_is_missing(published: list[int], says: str) -> None:
+    here = World(world.fleet(1))
+    here.submit()
+    here.start()
+    here.steps(1, 10)
+    for step in published:
+        here.gang(events.CheckpointPublished, step=step, manifest=f"m{step}")
+    here.gang(events.GangFinished)
+    here.stopped()
+    assert here.job().phase is Phase.SUCCEEDED
+    assert here.job().reason.partition("; ")[1:] == (says[:2], says[2:])
 
 
 def test_steps_of_a_broken_attempt_that_were_reported_late_count() -> None:

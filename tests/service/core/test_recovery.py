@@ -126,6 +126,13 @@ def test_the_same_root_at_the_same_step_three_times_is_no_progress(third: Fault,
         assert verdict.reason == "no_progress: 3 times at the same step: user on rank 7 after step 5: ValueError: bad"
 
 
+def test_a_storage_outage_is_waited_for_and_no_lack_of_progress() -> None:
+    job = running()
+    for at in (100.0, 200.0, 300.0, 400.0):
+        job, verdict = broken(job, [Fault("storage", "OSError: away", rank=1)], at)
+        assert verdict.restart
+
+
 def test_the_same_root_at_later_steps_is_progress() -> None:
     job = running(user_error=-1)
     for step in (5, 6, 7):

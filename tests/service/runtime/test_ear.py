@@ -41,6 +41,13 @@ SAID: list[tuple[list[Any], list[events.Event]]] = [
     ([reports.CheckpointRefused("m4", "torn")], [events.CheckpointRejected("job", 2, "m4", "torn", 100.0)]),
     ([reports.SaveFailed(4, 3, "disk full")], [events.SaveFailed("job", 2, 4, "rank 3: disk full", 100.0)]),
     (
+        [reports.SaveFailed(step, rank, "away") for step, rank in ((4, 0), (4, 1), (8, 1), (4, 3), (8, 0))],
+        [
+            events.SaveFailed("job", 2, 4, "rank 0: away", 100.0),
+            events.SaveFailed("job", 2, 8, "rank 1: away", 100.0),
+        ],
+    ),
+    (
         [done(1)],
         [events.StepsCompleted("job", 2, (events.Step(1, 91.0, 1.0, 0.5, 1e-3, 256, 16, 0.25),), 100.0)],
     ),
