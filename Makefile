@@ -19,7 +19,7 @@ demo: setup
 	$(BIN)/phalanx demo
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=20
 
 test-fast: setup
 	$(BIN)/python -m pytest -n 2 -m 'not torch and not ray and not server'

@@ -10,7 +10,7 @@ import pytest
 
 from service.contracts.errors import ClusterError
 from service.contracts.job import Phase
-from tests.e2e.world import World, until
+from tests.e2e.world import HALF, World, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch]
 
@@ -38,7 +38,7 @@ def _submitted(world: World) -> str:
 
 
 def test_a_checkpoint_that_cannot_be_written_and_one_that_rots(world: World) -> None:
-    uid = world.submit(name="storage", train={"steps": 80})
+    uid = world.submit(name="storage", train={"steps": 80}, **HALF)
     storage = Path(world.client.get(uid).storage)
     world.saved(uid, 10)
     (storage / "checkpoints").rename(storage / "away")
@@ -47,7 +47,7 @@ def test_a_checkpoint_that_cannot_be_written_and_one_that_rots(world: World) -> 
     (storage / "checkpoints").unlink()
     (storage / "away").rename(storage / "checkpoints")
     world.saved(uid, 30)
-    world.kill(uid, attempt=1, rank=5)
+    world.kill(uid, attempt=1, rank=3)
     until(lambda: world.client.get(uid).status.attempt == 2, "second attempt")
     step, before = world.saved(uid, 30), world.losses(uid)
     _flip_a_bit(storage / "checkpoints" / f"{step:010d}")  # the new ranks have not begun to load

@@ -10,7 +10,7 @@ import ray
 
 from service.contracts.job import Phase
 from service.runtime import ensure
-from tests.e2e.world import World, until
+from tests.e2e.world import HALF, World, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch]
 
@@ -22,7 +22,7 @@ class Stray:
 
 
 def test_a_new_controller_adopts_the_gang_and_sweeps_what_is_nobodys(world: World) -> None:
-    uid = world.submit(train={"steps": 60})
+    uid = world.submit(train={"steps": 60}, **HALF)
     world.reach(uid, 5)
     ranks = world.pids(uid, attempt=1)
     with ensure.connected(world.fleet.cluster.address):

@@ -29,6 +29,10 @@ JOB: dict[str, Any] = {
 }
 
 
+HALF: dict[str, Any] = {"parallel": {"dp": 1}, "resources": {"slots": 4}}
+"""Changes that make it a job of one replica: four ranks start in half the time."""
+
+
 def until(condition: Callable[[], T], what: str, timeout_s: float = 90.0) -> T:
     """The first true value of `condition`; AssertionError at the deadline."""
     deadline = time.monotonic() + timeout_s

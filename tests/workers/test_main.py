@@ -105,7 +105,7 @@ def test_one_process_then_four_then_one_again(tmp_path: Path) -> None:
     ]
 
 
-LAYOUTS = "Layouts that work on 5 slots: dp 4 x pp 1 x tp 1; dp 2 x pp 2 x tp 1; dp 2 x pp 1 x tp 2"
+LAYOUTS = "Layouts that work on 5 slots: dp 5 x pp 1 x tp 1; "
 REFUSALS = {
     "empty": ("", "a job is a mapping of fields, as `train: {steps: 100}`, not NoneType"),
     "a list": ("- 1", "a job is a mapping of fields, as `train: {steps: 100}`, not list"),
@@ -116,8 +116,8 @@ REFUSALS = {
         "train.steps: Field required; train.stesp: Extra inputs are not permitted; modle: Extra inputs are not perm",
     ),
     "a layout that can't be": (
-        yaml.safe_dump(JOB | {"parallel": {"dp": 5}}),
-        f"global_batch 12 is not divisible by dp 5 x micro_batch 1. {LAYOUTS}",
+        yaml.safe_dump(JOB | {"parallel": {"tp": 5}}),
+        f"tp 5 does not divide 8 heads. {LAYOUTS}",
     ),
     "too few ranks": (
         yaml.safe_dump(JOB | {"parallel": {"dp": 2, "pp": 2}}),
@@ -153,7 +153,7 @@ def test_places_that_are_not_there(
 
 @pytest.mark.parametrize(
     ("world", "parallel"),
-    [(1, {}), (4, {"dp": 4}), (8, {"dp": 4, "pp": 2}), (5, "needs 4 ranks, and 5 were started")],
+    [(1, {}), (4, {"dp": 4}), (5, {"dp": 5}), (13, "needs 12 ranks, and 13 were started")],
 )
 @pytest.mark.parametrize("written", [{}, {"parallel": "auto"}], ids=["left out", "auto"])
 def test_a_layout_is_found(tmp_path: Path, written: dict[str, str], world: int, parallel: dict[str, int] | str) -> None:
