@@ -26,12 +26,12 @@ STEPS = 20
 @pytest.fixture(scope="module")
 def alone(pool: Pool) -> dict[str, object]:
     """Twenty steps on one process."""
-    result = pool.run(1, runs.steps, runs.spec(train={"steps": STEPS}), STEPS)[0]
+    result = pool.run(1, runs.steps, runs.spec(train={"steps": STEPS, "global_batch": 4}), STEPS)[0]
     return {"outcomes": result["outcomes"], "tensors": runs.merged([result])}
 
 
 def test_one_process_is_plain_torch(alone: dict) -> None:
-    run = runs.spec(train={"steps": STEPS})
+    run = runs.spec(train={"steps": STEPS, "global_batch": 4})
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
     model = Decoder(run.model, corpus.vocabulary, dtype=torch.float64)
     initialise(model, run.model, run.train.seed)
@@ -55,7 +55,7 @@ def test_one_process_is_plain_torch(alone: dict) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_twenty_steps_equal_one_process(pool: Pool, alone: dict, layout: dict) -> None:
-    run = runs.spec(train={"steps": STEPS}, layout=layout)
+    run = runs.spec(train={"steps": STEPS, "global_batch": 4}, layout=layout)
     results = pool.run(run.parallel.world, runs.steps, run, STEPS)
     for result in results:  # every rank knows the true loss
         np.testing.assert_allclose(result["outcomes"], alone["outcomes"], rtol=1e-9)
@@ -67,7 +67,7 @@ def test_twenty_steps_equal_one_process(pool: Pool, alone: dict, layout: dict) -
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2e-2)])
 def test_lower_precisions_stay_near(pool: Pool, alone: dict, precision: str, tolerance: float) -> None:
-    run = runs.spec(layout=LAYOUTS["dp2-pp2-tp2"], train={"precision": precision})
+    run = runs.spec(layout=LAYOUTS["dp2-pp2-tp2"], train={"precision": precision, "global_batch": 4})
     result = pool.run(8, runs.steps, run, 1)[0]
     assert result["outcomes"][0] == pytest.approx(alone["outcomes"][0], rel=tolerance)
 
