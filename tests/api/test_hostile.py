@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from service.contracts.job import JobSpec
 from tests.api.world import World, job
 
+pytestmark = pytest.mark.server
+
 P = "/v1/jobs"
 ODD_PATHS = ["/a\0b", "/\ud800", "/" + "a" * 5000, "/" + "a/" * 3000, "/[/**/x", "/**", "s3://*/x", "::", "file://", ""]
 NUMBERS = st.sampled_from([0, -1, 1, True, 2**31, 2**63, 10**30, -(10**30), 0.5, 1e308, float("nan"), float("-inf")])

@@ -20,6 +20,8 @@ from api.client import Client
 from service.contracts import errors
 from tests.api.world import World, job
 
+pytestmark = pytest.mark.server
+
 PHALANX = Path(sys.executable).with_name("phalanx")
 
 
@@ -35,7 +37,7 @@ def told(world: World, *words: str, home: Path | None = None) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (os.urandom(64) + b"\xff\xfe", "is not text"),
+        (bytes(range(256)), "is not text"),
         (b"\0", "neither YAML nor JSON"),
         (b"a: &a [*a]", "alias to itself"),
         (b"a: " + b"[" * 1000 + b"]" * 1000, "can't be read as YAML"),

@@ -11,6 +11,8 @@ import pytest
 from service import keeper
 from service.keeper import Keeper
 
+pytestmark = pytest.mark.server
+
 STAYS = "import os, time; print('here', os.getpid(), flush=True); time.sleep(60)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {STAYS}"
 ENDS = "print('here', flush=True); raise SystemExit(3)"
