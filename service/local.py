@@ -26,9 +26,7 @@ from service.contracts.errors import ClusterError, Conflict, PhalanxError, UserE
 from service.keeper import Keeper
 from service.settings import Settings
 
-STATE = "fleet.json"
 READY_S = 60.0
-STOP_S = 20.0
 OBJECT_STORE_BYTES = 80_000_000
 HEALTH = {"initial_delay_ms": "1000", "period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
 """A node's death is known in about 3 s instead of 15."""
