@@ -27,7 +27,7 @@ GRID: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"tp": 4}, {}, ONE_KV),
     ({"tp": 4, "sequence_parallel": False, "recompute": "selective"}, {}, ONE_KV),
     ({"tp": 2, "dp": 2, "zero": 3}, {}, TIED),
-    ({"dp": 4, "replicate": 2}, {}, {}),
+    ({"tp": 2, "dp": 4, "replicate": 2}, {}, {}),
     ({"dp": 2, "replicate": 2}, ADAM, {}),
     ({"dp": 2, "zero": 2}, {}, {}),
     ({"dp": 4, "zero": 3, "recompute": "full"}, ADAM, {}),
