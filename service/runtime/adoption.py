@@ -12,8 +12,9 @@ from service.core import codec
 from service.core.commands import Record
 from service.core.state import Job
 from service.runtime import gang
-from service.runtime.ear import Ear
+from service.runtime.ear import AgentGone, Ear
 from service.runtime.hands import Hands
+from service.runtime.node_agent import RankDied
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,20 +46,26 @@ def ear_of(job: Job) -> Ear:
 
 
 def _take_up(job: Job, found: Adopted, epoch: int, hands: Hands, now: float) -> None:
-    """The gang goes on when every rank is there or has said how it ended; else it is broken."""
-    standings = [said for said in gang.standings(job.uid, epoch).values() if said.attempt == job.attempt]
-    at_work = {rank for said in standings for rank in said.pids}
-    ended = [report for said in standings for report in said.ended]
-    world = len(job.placement.slots) if job.placement else 0
-    if len(at_work | {report.rank for report in ended}) < world:
-        message = f"a new controller (epoch {epoch}) found {len(at_work)} of {world} ranks at work"
+    """The gang goes on when every rank is there or has said how it ended; what is missing is heard as a fault."""
+    standings = {node: said for node, said in gang.standings(job.uid, epoch).items() if said.attempt == job.attempt}
+    at_work = {rank for said in standings.values() for rank in said.pids}
+    ended = [report for said in standings.values() for report in said.ended]
+    slots = job.placement.slots if job.placement else ()
+    missing = set(range(len(slots))) - at_work - {report.rank for report in ended}
+    if missing and (not standings or job.phase is Phase.PLACING):
+        message = f"a new controller (epoch {epoch}) found {len(at_work)} of {len(slots)} ranks at work"
         fault = events.Fault("gang_lost", message, step=job.step)
         found.events.append(events.GangFaulted(job.uid, job.attempt, (fault,), now))
         return
     if job.phase is Phase.PLACING:
         found.events.append(events.GangStarted(job.uid, job.attempt, now))
-    unpublished = [shard for said in standings for shard in said.shards if shard.step > (job.checkpoint_step or 0)]
-    found.events += found.ears[job.uid].hear([*unpublished, *ended], now)
+    shards = [shard for said in standings.values() for shard in said.shards]
+    unpublished = [shard for shard in shards if shard.step > (job.checkpoint_step or 0)]
+    silent = {slots[rank].name for rank in missing} - set(standings)
+    gone = [AgentGone(job.uid, job.attempt, node, f"the agent on node {node} does not answer") for node in silent]
+    died = [RankDied(rank, now) for rank in missing if slots[rank].name in standings]
+    found.events += found.ears[job.uid].hear([*unpublished, *ended, *gone, *died], now)
     hands.watch(job)
-    message = f"a new controller (epoch {epoch}) found all {world} ranks of attempt {job.attempt} at work"
-    found.records.append(Record(job.uid, "GangAdopted", message, now, {"attempt": job.attempt, "epoch": epoch}))
+    if not missing:
+        message = f"a new controller (epoch {epoch}) found all {len(slots)} ranks of attempt {job.attempt} at work"
+        found.records.append(Record(job.uid, "GangAdopted", message, now, {"attempt": job.attempt, "epoch": epoch}))

@@ -7,6 +7,7 @@ a node that was given up for dead can't go on writing.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import sys
 import threading
@@ -32,8 +33,15 @@ class Rank:
         threading.Thread(target=self._leave_with_parent, name="parent-watch", daemon=True).start()
 
     def ready(self) -> None:
-        """Answers once torch is imported: what takes seconds is done before the assignment."""
+        """Answers once torch is imported: what takes seconds is done before the assignment.
+
+        Without the garbage collector, which finds nothing there in an eighth of the time; nor will it look there later.
+        """
+        gc.disable()
         import workers.trainer  # noqa: F401
+
+        gc.freeze()
+        gc.enable()
 
     def assign(self, assignment: Assignment, logs: str, devices: str | None) -> None:
         """Train: output goes to files under `logs`, reports to the agent."""

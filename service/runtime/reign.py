@@ -111,7 +111,8 @@ class Reign:
         found = adoption.adopt([core for _, core in unfinished if core is not None], self.epoch, self.hands, now)
         self.state = dataclasses.replace(self.state, jobs={job.uid: job for job in found.jobs})
         self.ears = found.ears
-        self._decide([*fresh, *found.events], found.records, [], [], now)
+        observed = events.FleetObserved(self.state.fleet, now)  # nodes were lost while nobody looked
+        self._decide([*fresh, observed, *found.events], found.records, [], [], now)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def end(self) -> None:

@@ -38,31 +38,31 @@ def _submitted(world: World) -> str:
 
 
 def test_a_checkpoint_that_cannot_be_written_and_one_that_rots(world: World) -> None:
-    uid = world.submit(name="storage", train={"steps": 80}, **HALF)
+    uid = world.submit(name="storage", train={"steps": 64}, **HALF)
     storage = Path(world.client.get(uid).storage)
-    world.saved(uid, 10)
+    world.saved(uid, 8)
     (storage / "checkpoints").rename(storage / "away")
     (storage / "checkpoints").write_text("a file")
     until(lambda: "SaveFailed" in world.events(uid), "event of the save that failed")
     (storage / "checkpoints").unlink()
     (storage / "away").rename(storage / "checkpoints")
-    world.saved(uid, 30)
+    world.saved(uid, 24)
     world.kill(uid, attempt=1, rank=3)
     until(lambda: world.client.get(uid).status.attempt == 2, "second attempt")
-    step, before = world.saved(uid, 30), world.losses(uid)
+    step, before = world.saved(uid, 24), world.losses(uid)
     _flip_a_bit(storage / "checkpoints" / f"{step:010d}")  # the new ranks have not begun to load
     until(lambda: world.events(uid).count("GangResumed") == 2, "second start")
     view = world.finish(uid)
 
     losses = world.losses(uid)
-    assert list(losses) == list(range(1, 81))
+    assert list(losses) == list(range(1, 65))
     assert {step: losses[step] for step in before} == before  # the steps redone from the older checkpoint too
     told = {event.type: event.reason for event in world.client.events(uid)}
     assert f"{step:010d}" in told["CheckpointRejected"]
     assert "continues after step" in told["GangResumed"]
     assert f"after step {step} " not in told["GangResumed"]
     assert view.status.attempt == 2
-    assert view.status.checkpoint_step == 80
+    assert view.status.checkpoint_step == 64
 
 
 def _flip_a_bit(folder: Path) -> None:

@@ -22,10 +22,10 @@ JOB: dict[str, Any] = {
     "name": "small",
     "model": {"layers": 4, "hidden": 32, "heads": 8, "kv_heads": 2, "ffn_hidden": 48, "seq_len": 32},
     "data": {},
-    "train": {"steps": 40, "global_batch": 8, "learning_rate": 1e-2, "precision": "fp32", "seed": 3},
+    "train": {"steps": 32, "global_batch": 8, "learning_rate": 1e-2, "precision": "fp32", "seed": 3},
     "parallel": {"dp": 2, "pp": 2, "tp": 2},
     "resources": {"device": "cpu", "slots": 8},
-    "checkpoint": {"every_steps": 10},
+    "checkpoint": {"every_steps": 8},
 }
 
 
@@ -38,7 +38,7 @@ def until(condition: Callable[[], T], what: str, timeout_s: float = 90.0) -> T:
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"no {what} in {timeout_s:.0f} s"
-        time.sleep(0.05)
+        time.sleep(0.1)
     return value
 
 
@@ -99,8 +99,11 @@ class World:
 
         return until(told, f"pid of rank {rank} in the logs")
 
-    def kill(self, uid: str, attempt: int, rank: int) -> None:
-        os.kill(self.pids(uid, attempt, rank)[0], signal.SIGKILL)
+    def kill(self, uid: str, attempt: int, rank: int, after: int = 0) -> None:
+        """SIGKILL to a rank once the job has completed step `after`."""
+        (pid,) = self.pids(uid, attempt, rank)
+        self.reach(uid, after)
+        os.kill(pid, signal.SIGKILL)
 
     def processes(self, title: str) -> list[psutil.Process]:
         """Processes of the fleet with this title: `ray::Rank`, `ray::NodeAgent`, `ray::Controller`."""
