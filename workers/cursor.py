@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from workers.checkpoint.manifest import BadCheckpoint, Manifest
@@ -20,22 +21,27 @@ class Cursor:
 
     def advance(self, count: int) -> None:
         """One step consumed the next `count` samples."""
-        if not self.ledger or self.ledger[-1]["attempt"] != self.attempt:
+        last = self.ledger[-1] if self.ledger else None
+        if last is None or last["attempt"] != self.attempt or last["end"] != self.samples:
             self.ledger.append({"attempt": self.attempt, "start": self.samples, "end": self.samples})
         self.step += 1
         self.samples += count
         self.ledger[-1]["end"] = self.samples
 
-    def header(self, run: RunSpec) -> dict[str, Any]:
-        """What a checkpoint keeps beside tensors; independent of the layout."""
+    def skip(self, count: int) -> None:
+        """Leave out the next `count` samples."""
+        self.samples += count
+
+    def header(self, run: RunSpec, progress: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint keeps beside tensors, with the engine's progress; independent of the layout."""
         return {
             "step": self.step,
             "samples": self.samples,
             "ledger": [dict(entry) for entry in self.ledger],
             "seed": run.train.seed,
-            "data": run.data.model_dump(),
-            "optimizer": {"name": run.train.optimizer, "steps": self.step},
+            "data": _order(run),
             "precision": run.train.precision,
+            **progress,
         }
 
     @classmethod
@@ -44,6 +50,7 @@ class Cursor:
         header = document.header
         try:
             ledger = [{key: int(entry[key]) for key in ("attempt", "start", "end")} for entry in header["ledger"]]
+            int(header["optimizer"]["steps"])  # the engine's to read
             return cls(attempt, int(header["step"]), int(header["samples"]), ledger)
         except (KeyError, TypeError, ValueError) as error:
             raise BadCheckpoint(document.path, f"its header is not whole: {error!r}") from None
@@ -57,13 +64,18 @@ def check_order(document: Manifest, run: RunSpec) -> None:
     if not document.header.get("samples"):
         return
     then = {"seed": document.header.get("seed"), **document.header.get("data", {})}
-    now = {"seed": run.train.seed, **run.data.model_dump()}
+    now = {"seed": run.train.seed, **_order(run)}
     if changed := [name for name in now if name in then and then[name] != now[name]]:
         was = ", ".join(f"{name} {then[name]!r}, now {now[name]!r}" for name in changed)
         raise ValueError(f"{document.path} was trained on other samples ({was}); train under another job's name")
 
 
-FREE = ("seq_len", "init_std", "vocab_size")
+def _order(run: RunSpec) -> dict[str, Any]:
+    """What of the data decides which samples there are."""
+    return run.data.model_dump(exclude={"eval_source"})
+
+
+FREE = ("seq_len", "init_std", "vocab_size", "dropout")
 """Of a model, what a run may change when it continues: the vocabulary's size is the tensors' own."""
 
 

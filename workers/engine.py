@@ -8,26 +8,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from workers import numerics
-from workers.models.decoder import Decoder, initialise
-from workers.models.seams import IGNORED
-from workers.optimizer import Optimizer, gradients
-from workers.parallel import data, pipeline, recompute, tensor
+from workers.blame import Blame, Sightings
+from workers.models import registry
+from workers.models.decoder import initialise
+from workers.models.moe import MixtureOfExperts
+from workers.models.seams import IGNORED, NOBODY
+from workers.models.sharding import stored_axes
+from workers.optimizer import Optimizer, gradients, local
+from workers.parallel import data, expert, mesh, pipeline, recompute, tensor
+from workers.parallel.precision import COMPUTE, PARAMETERS, LossScale
 from workers.spec import RunSpec, check_layout
 from workers.throughput import Stopwatch
 
-PARAMETERS = {"bf16": torch.float32, "fp32": torch.float32, "float64": torch.float64}
-COMPUTE = {"bf16": torch.bfloat16, "fp32": torch.float32, "float64": torch.float64}
-
 State = dict[str, torch.Tensor]
-
-
-class NonFinite(ArithmeticError):
-    """Loss or gradient norm is not a number; all ranks see it in the same step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,46 +40,71 @@ class Outcome:
     grad_norm: float  # of that mean, before clipping
     tokens: int  # that were learned, each counted once
     learning_rate: float = 0.0
+    blame: Blame | None = None  # where it began, when loss or norm is no number; nothing was changed then
+    excused: bool = False  # the loss scale was too high: it has been lowered
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 class Engine:
     """The training state of one rank. Everything collective here is called by all ranks in the same order."""
 
-    def __init__(self, run: RunSpec, vocabulary: int, mesh: DeviceMesh, device: torch.device) -> None:
-        self.run, self.device, self.layout = run, device, run.parallel
+    def __init__(self, run: RunSpec, vocabulary: int, axes: DeviceMesh, device: torch.device) -> None:
+        self.run, self.device, self.layout, self.mesh = run, device, run.parallel, axes
         self.vocabulary = run.model.vocab_size or vocabulary
         if self.vocabulary < vocabulary:
             raise ValueError(f"model.vocab_size {self.vocabulary} is smaller than the tokenizer's {vocabulary}")
         check_layout(self.layout, run.model.model_copy(update={"vocab_size": self.vocabulary}), run.train)
-        pp, replicate, shard, tp = mesh.get_coordinate() or ()
+        pp, replicate, shard, tp = axes.get_coordinate() or ()
         self.replica = replicate * (self.layout.dp // self.layout.replicate) + shard
         self.counts_loss, self.counts_tokens = tp == 0, tp == 0 and pp == 0
-        self.parts = self._build(mesh)
+        self.scale = LossScale(run.train.precision)
+        self.stages = pipeline.stages_of(pp, self.layout)
+        self.kind = registry.of(run.model)
+        self.parts = self._build()
         self.named, self.copies = self._parameters()
+        self.moes = {
+            name: module
+            for part in self.parts
+            for name, module in part.named_modules()
+            if isinstance(module, MixtureOfExperts) and module.spec.bias_rate
+        }
+        self.stage = axes["replicate", "shard", "tp"]._flatten("stage").get_group() if self.moes else None
         self.optimizer = Optimizer(run.train, [*self.named.values(), *self.copies.values()])
-        self.tie = pipeline.Tie(self.layout, mesh) if run.model.tied_embedding and self.layout.pp > 1 else None
-        self.pipeline = self._pipeline(mesh)
+        self.tie = pipeline.Tie(self.layout, axes) if run.model.tied_embedding and self.layout.pp > 1 else None
+        self.pipeline = self._pipeline()
+        self.sightings = Sightings(list(zip(self.stages, self.parts, strict=True)), self.layout.stages)
         self.watch = Stopwatch()
 
-    def _build(self, mesh: DeviceMesh) -> list[Decoder]:
+    def _build(self) -> list[nn.Module]:
         model, layout, train = self.run.model, self.layout, self.run.train
         layers = pipeline.stage_layers(model.layers, layout)
-        replicas = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
+        replicas = data.over(self.mesh, "shard")
+        experts = mesh.of_experts(layout, self.device) if model.experts else None
         reduce = torch.bfloat16 if train.reduce_dtype == "bf16" else PARAMETERS[train.precision]
         parts = []
-        for stage in pipeline.stages_of(mesh["pp"].get_local_rank(), layout):
+        for stage in self.stages:
             first, last = stage == 0, stage == layout.stages - 1
             dtype = PARAMETERS[train.precision]
-            part = Decoder(model, self.vocabulary, layers=layers[stage], first=first, last=last, dtype=dtype)
+            part = self.kind(model, self.vocabulary, layers=layers[stage], first=first, last=last, dtype=dtype)
             initialise(part, model, train.seed)
-            tensor.apply(part, model, self.vocabulary, mesh["tp"], layout.splits_sequence(model.seq_len))
+            inner: list[tuple[nn.Module, DeviceMesh]] = []
+            if experts is not None:
+                expert.apply(part, self.kind.SHARDING, experts["ep"])
+                inner += [(one, data.over(experts, "edp")) for one in expert.experts_of(part)]
+            split = layout.splits_sequence(model.seq_len)
+            tensor.apply(part, self.kind.SHARDING, model, self.vocabulary, self.mesh["tp"], split)
+            part.seams.seed = train.seed
             part.to(self.device)  # after the split: a whole stage need not fit one device
             recompute.apply(part.layers.values(), layout.recompute)
-            data.apply(part, part.layers.values(), replicas, layout.zero, COMPUTE[train.precision], reduce)
+            inner += [(block, replicas) for block in part.layers.values()] if layout.zero == 3 else []
+            data.apply(part, inner, replicas, layout.zero, COMPUTE[train.precision], reduce)
             parts.append(part)
         return parts
 
-    def _parameters(self) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.nn.Parameter]]:
+    def _parameters(self) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
         """By logical name: those of this rank, and its copies of what another stage owns (a tied embedding)."""
         named, copies = {}, {}
         for part in self.parts:
@@ -86,24 +113,21 @@ class Engine:
                 (copies if copied else named)[name] = parameter
         return named, copies
 
-    def _pipeline(self, mesh: DeviceMesh) -> pipeline.Pipeline:
+    def _pipeline(self) -> pipeline.Pipeline:
         train, layout, model = self.run.train, self.layout, self.run.model
-        scale = 1.0 / self.planned_tokens
         seams = self.parts[-1].seams
 
         def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return seams.loss(logits, targets) * scale
+            return seams.loss(logits, targets) * seams.scale
 
         if layout.pp == 1:
             return pipeline.Straight(self.parts[0], loss, layout.zero)
         chunk = math.ceil(self.vocabulary / layout.tp)
-        logits = min(chunk, max(0, self.vocabulary - chunk * mesh["tp"].get_local_rank()))
+        logits = min(chunk, max(0, self.vocabulary - chunk * self.mesh["tp"].get_local_rank()))
         split = layout.tp if layout.splits_sequence(model.seq_len) else 1
-        shapes = pipeline.Shapes(
-            layout.micro_batch, model.seq_len, split, model.hidden, logits, COMPUTE[train.precision]
-        )
+        shapes = pipeline.Shapes(layout.micro_batch, split, model.hidden, logits, COMPUTE[train.precision])
         runs = layout.runs(train.global_batch)[self.replica]
-        return pipeline.Staged(self.parts, loss, layout, runs, shapes, mesh["pp"], self.device)
+        return pipeline.Staged(self.parts, loss, layout, runs, shapes, self.mesh["pp"], self.device)
 
     @property
     def planned_tokens(self) -> int:
@@ -116,60 +140,151 @@ class Engine:
         before = sum(counts[: self.replica])
         return cursor + before * self.layout.micro_batch, counts[self.replica] * self.layout.micro_batch
 
-    def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> Outcome:
-        """An optimizer step over [samples, seq] of this replica. Raises NonFinite on all ranks at once."""
-        outcome = self.gradient(tokens, targets)
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0) -> Outcome:
+        """An optimizer step over [samples, seq] of this replica, the first being sample number `first`.
+
+        Where loss or gradient is no number all ranks see it at once: nothing is changed, and it is said why.
+        """
+        outcome = self.gradient(tokens, targets, first)
         self.watch.lap("forward_backward")  # figures that ranks agreed on have been waited for
-        if not math.isfinite(outcome.loss) or not math.isfinite(outcome.grad_norm):
-            where = f"at step {self.optimizer.steps + 1}"
-            raise NonFinite(f"loss {outcome.loss}, gradient norm {outcome.grad_norm} {where}")
+        if not outcome.finite:
+            numbers = torch.arange(first, first + len(tokens)).view(-1, self.layout.micro_batch)
+            blame = self.sightings.blame(self.named, numbers.tolist())
+            self.optimizer.drop()
+            self._load()
+            return dataclasses.replace(outcome, blame=blame, excused=self.scale.update(False))
         numerics.clip(self._gradients(), outcome.grad_norm, self.run.train.clip_norm)
         outcome = dataclasses.replace(outcome, learning_rate=self.optimizer.step())
+        self.scale.update(True)
+        self._rebalance()
         self.watch.lap("optimizer")
         return outcome
 
-    def gradient(self, tokens: torch.Tensor, targets: torch.Tensor) -> Outcome:
+    def gradient(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0) -> Outcome:
         """Forward and backward. The gradients left in the parameters are of the mean over the world's tokens."""
+        scale = self._set_scale(self.scale.value)
+        self.sightings.reset()
         counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros(())
-        loss = self.pipeline.run(*self._micro_batches(tokens, targets))
+        losses = self.pipeline.run(*self._micro_batches(tokens, targets, first))
+        self.sightings.losses = losses
         if self.tie is not None:
-            tied = [p for p in (self.named.get("embedding.weight"), *self.copies.values()) if p is not None]
-            self.tie.add(gradients(tied))
-        share = loss if self.counts_loss else torch.zeros_like(loss)
+            self.tie.add(gradients(self._tied()))
+        share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
         square = numerics.local_square(self.named.values())
         total, norm, count = numerics.agree(share, square, counted.to(self.device))
-        factor = self.planned_tokens / max(count, 1)  # 1 unless some targets are ignored
+        factor = 1 / (max(count, 1) * scale)  # 1 unless some targets are ignored, or in fp16
         if factor != 1.0:
             torch._foreach_mul_(self._gradients(), factor)
         return Outcome(total * factor, norm * factor, int(count))
 
-    def _micro_batches(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[samples, seq] -> [runs, micro-batch, seq]; empty micro-batches, whose targets are ignored, come last."""
+    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
+        """(mean loss, tokens) of the world's [samples, seq], of which each replica gives its share of a step.
+
+        Without dropout. Parameters, gradients and what the next step computes are as if it had not been.
+        """
+        scale = self._set_scale(1.0)
+        for part in self.parts:
+            part.eval()
+        micro_batches = self._micro_batches(tokens, targets, 0)
+        losses = self.pipeline.evaluate(*micro_batches)
+        for part in self.parts:
+            part.train()
+            data.free(part)
+        self.sightings.reset()
+        counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros((), device=self.device)
+        share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
+        total, _, count = numerics.agree(share, torch.zeros_like(share), counted)
+        return total / (max(count, 1) * scale), int(count)
+
+    def _set_scale(self, value: float) -> float:
+        """What the sum of losses is multiplied by until the next call."""
+        scale = value / self.planned_tokens
+        for part in self.parts:
+            part.seams.scale = scale
+        return scale
+
+    def _micro_batches(
+        self, tokens: torch.Tensor, targets: torch.Tensor, first: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[samples, seq] -> [runs, micro-batch, seq] and the samples' numbers; empty micro-batches, whose targets are
+        ignored, come last."""
+        missing = self.layout.runs(self.run.train.global_batch)[self.replica] * self.layout.micro_batch - len(tokens)
+        empty = (missing, tokens.shape[-1])
+        return self._batched(
+            torch.cat((tokens, tokens.new_zeros(empty))),
+            torch.cat((targets, targets.new_full(empty, IGNORED))),
+            torch.cat((torch.arange(first, first + len(tokens)), torch.full((missing,), NOBODY))),
+        )
+
+    def _batched(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> tuple[Any, ...]:
         size, seq = self.layout.micro_batch, tokens.shape[-1]
-        empty = self.layout.runs(self.run.train.global_batch)[self.replica] - len(tokens) // size
-        tokens = torch.cat((tokens.view(-1, size, seq), tokens.new_zeros(empty, size, seq)))
-        targets = torch.cat((targets.view(-1, size, seq), targets.new_full((empty, size, seq), IGNORED)))
-        return tokens.to(self.device), targets.to(self.device)
+        if seq > self.run.model.seq_len or (self.parts[0].seams.sharers > 1 and seq % self.layout.tp):
+            raise ValueError(f"samples of {seq} tokens: at most {self.run.model.seq_len}, and divisible by tp")
+        shaped = (tokens.view(-1, size, seq), targets.view(-1, size, seq), samples.view(-1, size))
+        return tuple(one.to(self.device, non_blocking=True) for one in shaped)
 
     def _gradients(self) -> list[torch.Tensor]:
         return gradients([*self.named.values(), *self.copies.values()])
+
+    def _load(self) -> torch.Tensor | None:
+        """How many tokens each expert of each layer got in this step, of all ranks; begins anew."""
+        if not self.moes:
+            return None
+        load = torch.stack([moe.load for moe in self.moes.values()])
+        for moe in self.moes.values():
+            moe.load.zero_()
+        dist.all_reduce(load, group=self.stage)
+        return load
+
+    def _rebalance(self) -> None:
+        if (load := self._load()) is not None:
+            for moe, own in zip(self.moes.values(), load, strict=True):
+                moe.rebalance(own)
+
+    def drifted(self) -> list[str]:
+        """Names of what should be equal on several ranks and is not, as far as this rank can see."""
+        found = numerics.drifted(self._state({**self.copies, **self.named}))
+        if self.tie is not None and not self.tie.equal([local(one.detach()) for one in self._tied()]):
+            found.append("model.embedding.weight")
+        return found
+
+    def _tied(self) -> list[nn.Parameter]:
+        """What this rank has of a tied embedding."""
+        return [p for p in (self.named.get("embedding.weight"), *self.copies.values()) if p is not None]
 
     def state(self) -> State:
         """Every tensor of the training state that this rank owns, by logical name: DTensors on the (dp, tp) mesh."""
         return self._state(self.named)
 
-    def restore(self, fill: Callable[[State], None], steps: int) -> None:
-        """Continue after `steps` steps: `fill` fills tensors by logical name, copies of other stages' tensors too."""
+    def progress(self) -> dict[str, Any]:
+        """The rest of the training state: the same in any layout."""
+        optimizer = {"name": self.run.train.optimizer, "steps": self.optimizer.steps}
+        return {"optimizer": optimizer, "scaler": self.scale.state()}
+
+    def restore(self, fill: Callable[[State], None], progress: Mapping[str, Any]) -> None:
+        """Continue at `progress`: `fill` fills tensors by logical name, copies of other stages' tensors too."""
         own, copies = self._state(self.named), self._state(self.copies)
         fill({**copies, **own})
         for name, copy in copies.items():
             if name in own:
                 copy.copy_(own[name])
-        self.optimizer.resume(steps)
+        self.optimizer.resume(int(progress["optimizer"]["steps"]))
+        self.scale.resume(progress.get("scaler", {}))
 
-    def _state(self, named: Mapping[str, torch.nn.Parameter]) -> State:
-        return {**{f"model.{name}": p.detach() for name, p in named.items()}, **self.optimizer.state(named)}
+    def _state(self, named: Mapping[str, nn.Parameter]) -> State:
+        parameters = {f"model.{name}": p.detach() for name, p in named.items()}
+        return {**parameters, **self.optimizer.state(named), **self._biases()}
+
+    def _biases(self) -> State:
+        """Of the experts' balance: equal on all ranks of a stage."""
+        copies = self.mesh["replicate", "shard", "tp"]
+        return {
+            f"model.{name}.router.balance": DTensor.from_local(
+                moe.router.balance, copies, [Replicate()] * 3, run_check=False
+            )
+            for name, moe in self.moes.items()
+        }
 
     def axes(self) -> dict[str, tuple[int, ...]]:
         """Stored order of each tensor's dimensions."""
-        return {name: tensor.stored_axes(name, value.ndim) for name, value in self.state().items()}
+        return {name: stored_axes(self.kind.SHARDING, name, value.ndim) for name, value in self.state().items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -37,3 +37,36 @@ def clip(gradients: list[torch.Tensor], norm: float, limit: float | None) -> Non
     """Scale in place so that the global norm is at most `limit`."""
     if limit is not None and norm > limit:
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+
+
+def drifted(named: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors whose copies on other ranks differ in any bit; known to all ranks that hold a copy.
+
+    Only copies along a mesh axis are compared: what is sharded has none. Called by all ranks in the same order.
+    """
+    by_group: dict[dist.ProcessGroup, list[str]] = {}
+    for name, tensor in named.items():
+        if not isinstance(tensor, DTensor):
+            continue
+        for axis, placement in enumerate(tensor.placements):
+            if isinstance(placement, Replicate) and tensor.device_mesh.size(axis) > 1:
+                by_group.setdefault(tensor.device_mesh.get_group(axis), []).append(name)
+    found: set[str] = set()
+    for group, names in by_group.items():
+        prints = torch.stack([fingerprint(named[name]) for name in names])
+        least, most = prints.clone(), prints
+        dist.all_reduce(least, dist.ReduceOp.MIN, group)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group)
+        found.update(name for name, same in zip(names, (least == most).tolist(), strict=True) if not same)
+    return sorted(found)
+
+
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    """An int64 that another value of any one element changes, whatever its place."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    bits = local.detach().contiguous().view(-1).view(BITS[local.element_size()]).to(torch.int64)
+    odd = torch.arange(1, 2 * len(bits), 2, device=bits.device)  # an odd factor loses no bit
+    return (bits * odd).sum()
+
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

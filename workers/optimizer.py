@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from workers.spec import TrainSpec
 
@@ -34,23 +35,28 @@ def _remaining(train: TrainSpec, step: int) -> float:
 
 
 class Optimizer:
-    """Steps over parameters. Matrices decay, vectors don't."""
+    """Steps over this rank's shards of the parameters, as plain tensors. Matrices decay, vectors don't.
+
+    Its update of an element needs no other element, so a shard is all it has to see.
+    """
 
     def __init__(self, train: TrainSpec, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.train, self.parameters, self.steps = train, parameters, 0
+        self.shards = [torch.nn.Parameter(local(parameter.detach())) for parameter in parameters]
+        pairs = list(zip(parameters, self.shards, strict=True))
         groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [shard for whole, shard in pairs if whole.ndim >= 2], "weight_decay": train.weight_decay},
+            {"params": [shard for whole, shard in pairs if whole.ndim < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
+        fused = all(shard.device.type == "cuda" for shard in self.shards)
+        how = {"fused": True} if fused else {"foreach": True}
         self.inner: torch.optim.Optimizer
         if train.optimizer == "adamw":
-            self.inner = torch.optim.AdamW(
-                groups, lr=train.learning_rate, betas=train.betas, eps=train.eps, foreach=True
-            )
+            self.inner = torch.optim.AdamW(groups, lr=train.learning_rate, betas=train.betas, eps=train.eps, **how)
             self.slots: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
         else:
-            self.inner = torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum, foreach=True)
+            self.inner = torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum, **how)
             self.slots = ("momentum_buffer",) if train.momentum else ()
         self.reset()
 
@@ -58,8 +64,11 @@ class Optimizer:
     def reset(self) -> None:
         """State as before the first step."""
         self.steps = 0
-        for parameter in self.parameters:
-            self.inner.state[parameter] = {slot: torch.zeros_like(parameter) for slot in self.slots}
+        self.tensors = {
+            parameter: {slot: torch.zeros_like(parameter) for slot in self.slots} for parameter in self.parameters
+        }
+        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+            self.inner.state[shard] = {slot: local(whole) for slot, whole in self.tensors[parameter].items()}
         self._count()
 
     def step(self) -> float:
@@ -67,15 +76,22 @@ class Optimizer:
         rate = learning_rate(self.train, self.steps + 1)
         for group in self.inner.param_groups:
             group["lr"] = rate
+        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+            shard.grad = None if parameter.grad is None else local(parameter.grad)
         self.inner.step()
-        self.inner.zero_grad()
+        self.drop()
         self.steps += 1
         return rate
+
+    def drop(self) -> None:
+        """Forget the gradients."""
+        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+            parameter.grad = shard.grad = None
 
     def state(self, named: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
         """Tensors of these parameters by logical name, shaped and sharded like them."""
         return {
-            f"optimizer.{slot}.{name}": self.inner.state[parameter][slot]
+            f"optimizer.{slot}.{name}": self.tensors[parameter][slot]
             for slot in self.slots
             for name, parameter in named.items()
         }
@@ -87,10 +103,16 @@ class Optimizer:
 
     def _count(self) -> None:
         if self.train.optimizer == "adamw":
-            for parameter in self.parameters:
-                self.inner.state[parameter]["step"] = torch.tensor(float(self.steps))
+            for shard in self.shards:
+                device = shard.device if shard.device.type == "cuda" else None
+                self.inner.state[shard]["step"] = torch.tensor(float(self.steps), device=device)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
     """Local parts of the gradients, in the order of the parameters."""
-    return [p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad for p in parameters if p.grad is not None]
+    return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]

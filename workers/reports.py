@@ -37,6 +37,27 @@ class StepDone:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StepSkipped:
+    """Rank 0: loss or gradient was no number on some rank; no rank changed its parameters."""
+
+    step: int  # that would have been completed
+    at: float  # Unix seconds
+    action: Literal["skip", "rollback", "rescale"]  # rescale: fp16's loss scale was too high
+    reason: str  # rank, stage, micro-batch and samples
+    samples: tuple[int, ...] = ()  # of the micro-batch where it began
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Rank 0: the mean loss on other text than is trained on, after `step`."""
+
+    step: int
+    at: float  # Unix seconds
+    loss: float
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Resumed:
     """Rank 0: the run continues after `step` (0: from the seed)."""
 
@@ -93,4 +114,5 @@ class Finished:
     step: int
 
 
-Report = Moved | StepDone | Resumed | CheckpointRefused | ShardSaved | SaveFailed | Failed | Finished
+Progress = Moved | StepDone | StepSkipped | Evaluated | Resumed | Finished
+Report = Progress | CheckpointRefused | ShardSaved | SaveFailed | Failed

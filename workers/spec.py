@@ -10,13 +10,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from workers.models import presets
+from workers.models.spec import ModelSpec, Spec, divisors
 
-Precision = Literal["bf16", "fp32", "float64"]
+Precision = Literal["bf16", "fp16", "fp32", "float64"]
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zb", "zbv"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "inner", "full"]
 Decay = Literal["cosine", "linear", "wsd", "constant"]
 
 BYTE_VOCABULARY = 257  # 256 bytes and one separator between documents
@@ -30,81 +30,13 @@ ANY_COUNT: tuple[Schedule, ...] = ("gpipe", "zbv")  # no rule on the number of m
 ZERO_BUBBLE: tuple[Schedule, ...] = ("interleaved_zb", "zbv")
 
 
-class Spec(BaseModel):
-    """Frozen, and strict: an unknown field is an error, and so is a number that is not finite."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ModelSpec(Spec):
-    """A decoder of the Llama family. Sizes count elements; `seq_len` counts tokens.
-
-    `preset: NAME` fills in the fields of a known model; what is given beside it wins.
-    """
-
-    family: Literal["llama"] = "llama"
-    layers: int = Field(gt=0, le=100_000)
-    hidden: int = Field(gt=0, le=10**7)
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(default=0, ge=0, validate_default=True, description="0 means one for each query head")
-    ffn_hidden: int = Field(
-        default=0, ge=0, validate_default=True, description="0 means 8/3 of hidden, rounded up to a multiple of 16"
-    )
-    seq_len: int = Field(gt=0)
-    vocab_size: int = Field(default=0, ge=0, description="0 means the tokenizer's size")
-    rope_theta: float = Field(default=10_000.0, gt=0)
-    norm_eps: float = Field(default=1e-5, gt=0)
-    init_std: float = Field(default=0.02, gt=0)
-    tied_embedding: bool = Field(default=False, description="the head is the embedding")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _preset(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "preset" not in value:
-            return value
-        given = dict(value)
-        name = str(given.pop("preset"))
-        if name not in presets.PRESETS:
-            raise ValueError(f"preset {name!r} is not known; there are {', '.join(presets.PRESETS)}")
-        return presets.PRESETS[name] | given
-
-    @field_validator("kv_heads")
-    @classmethod
-    def _one_each(cls, value: int, known: ValidationInfo) -> int:
-        return value or known.data.get("heads", 0)
-
-    @field_validator("ffn_hidden")
-    @classmethod
-    def _eight_thirds(cls, value: int, known: ValidationInfo) -> int:
-        return value or -(-known.data.get("hidden", 0) * 8 // 48) * 16
-
-    @model_validator(mode="after")
-    def _possible(self) -> ModelSpec:
-        works = max(1, (self.hidden + self.heads) // (2 * self.heads)) * 2 * self.heads
-        if self.hidden % self.heads:
-            raise ValueError(f"hidden {self.hidden} is not divisible by heads {self.heads}; try hidden {works}")
-        if self.head_dim % 2:
-            raise ValueError(
-                f"head size {self.head_dim} (hidden / heads) is odd; rotary positions need it even: try hidden {works}"
-            )
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; "
-                f"kv_heads may be one of {divisors(self.heads, 1024)}"
-            )
-        return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-
 class DataSpec(Spec):
     """Where text comes from: `builtin:topics`, or a path or fsspec URI of text or of JSON lines with a text field."""
 
     source: str = "builtin:topics"
     tokenizer: str = Field(default="byte", description="`byte`, or the path or URI of a tokenizer.json")
     text_field: str = "text"
+    eval_source: str | None = Field(default=None, description="text to evaluate on, as source; default none")
 
 
 class TrainSpec(Spec):
@@ -130,11 +62,21 @@ class TrainSpec(Spec):
     weight_decay: float = Field(default=0.1, ge=0)
     momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd only")
     clip_norm: float | None = Field(default=1.0, gt=0)
-    precision: Precision = "bf16"
+    precision: Precision = Field(default="bf16", description="of products; bf16 and fp16 keep parameters in fp32")
     reduce_dtype: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of gradients; float64 runs use their own"
     )
     seed: int = Field(default=0, ge=0, lt=2**63)
+    non_finite: Literal["stop", "skip", "rollback"] = Field(
+        default="stop",
+        description="where loss or gradient is no number: stop; leave the step's samples out; or go back to the newest "
+        "checkpoint and leave out all samples since",
+    )
+    eval_every: int = Field(default=100, gt=0, description="steps between evaluations on data.eval_source")
+    eval_batches: int = Field(default=8, gt=0, description="of global_batch samples, in an evaluation")
+    drift_every: int = Field(
+        default=100, ge=0, description="steps between checks that copies of parameters are equal; 0: never"
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> TrainSpec:
@@ -162,11 +104,15 @@ class CheckpointSpec(Spec):
 
 
 class ParallelLayout(Spec):
-    """Sizes of the mesh axes. Rank order is pp, dp, tp from outside in. Illegal combinations can't be built."""
+    """Sizes of the mesh axes. Rank order is pp, dp, tp from outside in; ep divides dp x tp's ranks among the experts.
+
+    Illegal combinations can't be built.
+    """
 
     dp: int = Field(default=1, gt=0)
     pp: int = Field(default=1, gt=0)
     tp: int = Field(default=1, gt=0)
+    ep: int = Field(default=1, gt=0, description="ranks of dp x tp that have all experts between them")
     vpp: int = Field(default=1, gt=0, description="stages a pipeline rank holds")
     micro_batch: int = Field(default=1, gt=0, description="samples a micro-batch")
     schedule: Schedule = "1f1b"
@@ -179,6 +125,9 @@ class ParallelLayout(Spec):
     sequence_parallel: bool | None = Field(default=None, description="default: where tp divides seq_len")
     recompute: Recompute = "none"
     stage_layers: tuple[int, ...] | None = Field(default=None, description="layers of each stage; default even")
+    replica_weights: tuple[float, ...] | None = Field(
+        default=None, description="each replica's share of the micro-batches, for slower devices; default equal"
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> ParallelLayout:
@@ -195,10 +144,21 @@ class ParallelLayout(Spec):
             raise ValueError(
                 f"zero {self.zero} reduces each micro-batch, which schedule {self.schedule} can't; use zero 1"
             )
+        if self.recompute == "selective" and self.schedule in ZERO_BUBBLE:
+            raise ValueError(
+                f"schedule {self.schedule} goes back through a stage twice, which recompute selective can't; use full"
+            )
         if self.dp % self.replicate:
             raise ValueError(
                 f"replicate {self.replicate} does not divide dp {self.dp}; try {divisors(self.dp, self.dp)}"
             )
+        if (ranks := self.dp // self.replicate * self.tp) % self.ep:
+            raise ValueError(
+                f"ep {self.ep} does not divide the {ranks} ranks of dp x tp{' of one copy' * (self.replicate > 1)}; "
+                f"try {divisors(ranks, ranks)}"
+            )
+        if self.replica_weights and (len(self.replica_weights) != self.dp or min(self.replica_weights) <= 0):
+            raise ValueError(f"replica_weights must be {self.dp} numbers above 0, one for each of dp {self.dp}")
         if self.stage_layers is not None and (len(self.stage_layers) != self.stages or min(self.stage_layers) < 0):
             raise ValueError(f"stage_layers names {len(self.stage_layers)} stages; pp x vpp makes {self.stages}")
         return self
@@ -212,18 +172,25 @@ class ParallelLayout(Spec):
         return self.pp * self.vpp
 
     def micro_batches(self, global_batch: int) -> tuple[int, ...]:
-        """Micro-batches of each replica in one step: 7 on 3 replicas are 3, 2, 2."""
-        each, extra = divmod(global_batch // self.micro_batch, self.dp)
-        return tuple(each + (replica < extra) for replica in range(self.dp))
+        """Micro-batches of each replica in one step: 7 on 3 replicas are 3, 2, 2. At least one each where there are
+        enough; by weights, what is left over goes where the largest part was cut off."""
+        total = global_batch // self.micro_batch
+        weights = self.replica_weights or (1.0,) * self.dp
+        shares = [(total - self.dp) * weight / sum(weights) for weight in weights]
+        counts = [1 + int(share) for share in shares]
+        by_rest = sorted(range(self.dp), key=lambda replica: (int(shares[replica]) - shares[replica], replica))
+        for replica in by_rest[: total - sum(counts)]:
+            counts[replica] += 1
+        return tuple(counts)
 
     def runs(self, global_batch: int) -> tuple[int, ...]:
         """Micro-batches that each replica runs: its own and empty ones, where the schedule has a rule on counts or
-        every micro-batch is reduced over all replicas."""
+        every micro-batch has something exchanged between replicas."""
         counts = self.micro_batches(global_batch)
         if self.pp > 1 and self.schedule not in ANY_COUNT:
             unit = 1 if self.schedule in SINGLE_STAGE else self.pp
             counts = tuple(max(self.pp, -(-count // unit) * unit) for count in counts)
-        return counts if self.zero == 1 else (max(counts),) * self.dp
+        return (max(counts),) * self.dp if self.zero > 1 or self.tp % self.ep else counts
 
     def splits_sequence(self, seq_len: int) -> bool:
         """Whether activations between tensor-parallel blocks are split by position."""
@@ -237,12 +204,8 @@ class ParallelLayout(Spec):
 
     def __str__(self) -> str:
         vpp = f" x vpp {self.vpp}" if self.vpp > 1 else ""
-        return f"dp {self.dp} x pp {self.pp} x tp {self.tp}{vpp}"
-
-
-def divisors(number: int, limit: int) -> list[int]:
-    """Those of at most `limit`, smallest first."""
-    return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
+        ep = f" x ep {self.ep}" if self.ep > 1 else ""
+        return f"dp {self.dp} x pp {self.pp} x tp {self.tp}{ep}{vpp}"
 
 
 def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -> str | None:
@@ -251,8 +214,10 @@ def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -
         return f"tp {layout.tp} does not divide {model.heads} heads"
     if model.kv_heads % layout.tp and layout.tp % model.kv_heads:
         return f"tp {layout.tp} and {model.kv_heads} kv_heads: one must divide the other"
-    if model.ffn_hidden % layout.tp:
+    if model.ffn_hidden % layout.tp and not model.has_experts(0):
         return f"tp {layout.tp} does not divide ffn_hidden {model.ffn_hidden}"
+    if (problem := _experts_problem(layout, model)) is not None:
+        return problem
     vocabulary = model.vocab_size or BYTE_VOCABULARY
     if -(-vocabulary // layout.tp) * (layout.tp - 1) >= vocabulary:
         padded = -(-vocabulary // layout.tp) * layout.tp
@@ -270,6 +235,18 @@ def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -
         return f"global_batch {train.global_batch} is not divisible by micro_batch {layout.micro_batch}"
     if (total := train.global_batch // layout.micro_batch) < layout.dp:
         return f"{total} micro-batches are too few for {layout.dp} replicas"
+    return None
+
+
+def _experts_problem(layout: ParallelLayout, model: ModelSpec) -> str | None:
+    if model.experts is None:
+        return f"ep {layout.ep} needs a model with experts" if layout.ep > 1 else None
+    if model.experts.count % layout.ep:
+        return f"ep {layout.ep} does not divide {model.experts.count} experts"
+    if model.experts.shared % layout.tp:
+        return f"tp {layout.tp} does not divide experts.shared {model.experts.shared}"
+    if layout.tp > 1 and not layout.splits_sequence(model.seq_len):
+        return f"experts at tp {layout.tp} need sequence parallelism, and so seq_len {model.seq_len} divisible by tp"
     return None
 
 

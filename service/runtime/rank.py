@@ -97,9 +97,9 @@ def kind_of(error: BaseException) -> FaultKind:
     """Whose fault an exception of training is, as far as this rank alone can tell."""
     import torch.distributed as dist
 
-    from workers.engine import NonFinite
+    from workers.blame import Drifted, NonFinite
 
-    if isinstance(error, NonFinite):
+    if isinstance(error, NonFinite | Drifted):
         return "numeric"
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
         return "storage"

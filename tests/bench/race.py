@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from tests.bench import minimal
 from workers.engine import Engine
-from workers.models.decoder import initial
-from workers.parallel import mesh, tensor
+from workers.models.decoder import Decoder, initial
+from workers.models.sharding import dimension
+from workers.parallel import mesh
 from workers.spec import RunSpec
 
 Step = Callable[[], tuple[float, float]]
@@ -71,7 +72,7 @@ def fill(part: minimal.Part, spec: RunSpec, axes: DeviceMesh) -> None:
     size, rank = axes["tp"].size(), axes["tp"].get_local_rank()
     for name, parameter in part.named_parameters():
         logical = logical_name(name)
-        dim = tensor.split_dim(logical)
+        dim = dimension(Decoder.SHARDING, logical, "tp")
         local = list(parameter.shape)
         if dim is not None:
             local[dim] *= size

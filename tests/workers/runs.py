@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 
 from workers import trainer
+from workers.blame import NonFinite
 from workers.checkpoint import logical
 from workers.checkpoint.shards import Region
 from workers.data.corpus import Corpus
-from workers.engine import Engine, NonFinite
+from workers.engine import Engine, Outcome
 from workers.parallel import mesh
 from workers.reports import Report
 from workers.spec import Assignment, RunSpec
@@ -39,9 +40,15 @@ def steps(store: dist.Store, rank: int, run: RunSpec, count: int) -> dict[str, A
         engine = Engine(run, corpus.vocabulary, axes, torch.device("cpu"))
         outcomes = []
         for step in range(count):
-            outcome = engine.step(*corpus.batch(*engine.share(step * run.train.global_batch)))
+            outcome = step_at(engine, corpus, step * run.train.global_batch)
             outcomes.append((outcome.loss, outcome.grad_norm))
         return {"outcomes": outcomes, "tensors": kept(engine.state())}
+
+
+def step_at(engine: Engine, corpus: Corpus, cursor: int) -> Outcome:
+    """A step on this replica's share of the samples from `cursor` on."""
+    first, count = engine.share(cursor)
+    return engine.step(*corpus.batch(first, count), first)
 
 
 def check(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
@@ -49,10 +56,11 @@ def check(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
         engine = Engine(run, corpus.vocabulary, axes, torch.device("cpu"))
-        first = engine.gradient(*corpus.batch(*engine.share(0)))
+        begin, count = engine.share(0)
+        first = engine.gradient(*corpus.batch(begin, count), begin)
         raw = kept({name: parameter.grad for name, parameter in engine.named.items()})
-        engine.optimizer.inner.zero_grad()
-        outcomes = [engine.step(*corpus.batch(*engine.share(n * run.train.global_batch))) for n in range(3)]
+        engine.optimizer.drop()
+        outcomes = [step_at(engine, corpus, n * run.train.global_batch) for n in range(3)]
         return {
             "first": (first.loss, first.grad_norm, first.tokens),
             "gradients": raw,

@@ -16,6 +16,7 @@ RUN = RunSpec(
     data=DataSpec(),
     train=TrainSpec(steps=9, seed=7, precision="fp32"),
 )
+PROGRESS = {"optimizer": {"name": "adamw", "steps": 2}, "scaler": {}}
 
 
 def checkpoint(header: dict[str, Any]) -> Manifest:
@@ -36,14 +37,14 @@ def test_the_first_attempt() -> None:
 
 
 def test_what_a_checkpoint_keeps() -> None:
-    assert advanced(Cursor(1), 2, 8).header(RUN) == {
+    assert advanced(Cursor(1), 2, 8).header(RUN, PROGRESS) == {
         "step": 2,
         "samples": 16,
         "ledger": [{"attempt": 1, "start": 0, "end": 16}],
         "seed": 7,
         "data": {"source": "builtin:topics", "tokenizer": "byte", "text_field": "text"},
-        "optimizer": {"name": "adamw", "steps": 2},
         "precision": "fp32",
+        **PROGRESS,
     }
 
 
@@ -58,11 +59,11 @@ HISTORIES = {
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
 def test_each_sample_is_counted_once_over_attempts(history: list[tuple[int, int, int]]) -> None:
-    header = Cursor(0).header(RUN)
+    header = Cursor(0).header(RUN, PROGRESS)
     for attempt, (steps, batch, lost) in enumerate(history, 1):
         cursor = Cursor.resumed(checkpoint(header), attempt)
         before = cursor.samples
-        header = advanced(cursor, steps - lost, batch).header(RUN)
+        header = advanced(cursor, steps - lost, batch).header(RUN, PROGRESS)
         assert header["samples"] == before + (steps - lost) * batch
     ledger = header["ledger"]
     assert [entry["start"] for entry in ledger] == [0, *(entry["end"] for entry in ledger[:-1])]
@@ -73,7 +74,7 @@ def test_each_sample_is_counted_once_over_attempts(history: list[tuple[int, int,
 
 def test_a_header_is_a_copy() -> None:
     cursor = advanced(Cursor(1), 1, 8)
-    header = cursor.header(RUN)
+    header = cursor.header(RUN, PROGRESS)
     cursor.advance(8)
     assert header["ledger"] == [{"attempt": 1, "start": 0, "end": 8}]
 
@@ -88,7 +89,7 @@ def test_a_header_is_a_copy() -> None:
     ],
 )
 def test_a_header_that_is_not_whole_condemns_its_checkpoint(change: dict[str, Any], reason: str) -> None:
-    header = advanced(Cursor(1), 3, 8).header(RUN) | change
+    header = advanced(Cursor(1), 3, 8).header(RUN, PROGRESS) | change
     with pytest.raises(BadCheckpoint) as caught:
         Cursor.resumed(checkpoint(header), 2)
     assert caught.value.manifest == "manifests/0000000003-000001.json"
@@ -96,7 +97,7 @@ def test_a_header_that_is_not_whole_condemns_its_checkpoint(change: dict[str, An
 
 
 def test_a_header_without_a_field_condemns_its_checkpoint() -> None:
-    header = advanced(Cursor(1), 3, 8).header(RUN)
+    header = advanced(Cursor(1), 3, 8).header(RUN, PROGRESS)
     del header["ledger"]
     with pytest.raises(BadCheckpoint, match=r"its header is not whole: KeyError\('ledger'\)"):
         Cursor.resumed(checkpoint(header), 2)
@@ -110,7 +111,7 @@ def test_a_header_without_a_field_condemns_its_checkpoint() -> None:
     ],
 )
 def test_samples_of_another_order_are_refused(changes: dict[str, Any], told: str) -> None:
-    document = checkpoint(advanced(Cursor(1), 2, 8).header(RUN))
+    document = checkpoint(advanced(Cursor(1), 2, 8).header(RUN, PROGRESS))
     check_order(document, RUN)
     with pytest.raises(ValueError, match=told):
         check_order(document, RUN.model_copy(update=changes))

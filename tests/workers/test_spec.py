@@ -42,8 +42,8 @@ def test_sizes_are_derived(given: dict[str, Any], kv_heads: int, ffn_hidden: int
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden": 60}, "hidden 60 is not divisible by heads 8; try hidden 64"),
-        ({"hidden": 4}, "hidden 4 is not divisible by heads 8; try hidden 16"),
+        ({"hidden": 60}, "hidden 60 is not divisible by heads 8; name head_dim, or try hidden 64"),
+        ({"hidden": 4}, "hidden 4 is not divisible by heads 8; name head_dim, or try hidden 16"),
         ({"hidden": 24}, "head size 3 (hidden / heads) is odd; rotary positions need it even: try hidden 32"),
         ({"kv_heads": 3}, "heads 8 is not divisible by kv_heads 3; kv_heads may be one of [1, 2, 4, 8]"),
         ({"kv_heads": 16}, "heads 8 is not divisible by kv_heads 16; kv_heads may be one of [1, 2, 4, 8]"),
@@ -51,7 +51,10 @@ def test_sizes_are_derived(given: dict[str, Any], kv_heads: int, ffn_hidden: int
         ({"layers": 0}, "layers: Input should be greater than 0"),
         ({"rope_theta": float("inf")}, "rope_theta: Input should be a finite number"),
         ({"width": 3}, "width: Extra inputs are not permitted"),
-        ({"family": "mamba"}, "family: Input should be 'llama'"),
+        (
+            {"family": "mamba"},
+            "family: Value error, 'mamba' is neither llama nor an import path as my_package",
+        ),
     ],
 )
 def test_impossible_models(change: dict[str, Any], message: str) -> None:
@@ -75,7 +78,7 @@ def test_the_hint_for_hidden_works(change: dict[str, Any]) -> None:
         ({"learning_rate": float("inf")}, "learning_rate: Input should be a finite number"),
         ({"betas": (0.9, 1.0)}, "betas (0.9, 1.0) must each be in [0, 1)"),
         ({"seed": 2**63}, "seed: Input should be less than 9223372036854775808"),
-        ({"precision": "fp8"}, "precision: Input should be 'bf16', 'fp32' or 'float64'"),
+        ({"precision": "fp8"}, "precision: Input should be 'bf16', 'fp16', 'fp32' or 'float64'"),
     ],
 )
 def test_impossible_training(change: dict[str, Any], message: str) -> None:

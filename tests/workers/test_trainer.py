@@ -241,4 +241,6 @@ def test_all_ranks_see_in_the_same_step_that_numbers_ran_out(
     run = runs.spec(layout=EIGHT, train={"precision": "fp32"} | fields, model=model)
     raised = pool.run(8, runs.non_finite, str(tmp_path), run)
     assert len(set(raised)) == 1
-    assert re.fullmatch(rf"loss \S+, gradient norm (nan|inf) at step {step}", raised[0])
+    assert re.fullmatch(
+        rf"loss \S+, gradient norm (nan|inf) at step {step}: first in .* of stage . on rank .*", raised[0]
+    )

@@ -1,131 +1,93 @@
-"""A decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, SwiGLU. Plain, single device.
+"""A decoder-only transformer, plain and on a single device: Llama and its kin, GPT, mixtures of experts.
 
 Knows nothing of meshes: parallelism is applied from outside through its `Seams`. A pipeline stage is the same class
 with fewer layers, and with or without the embedding and the head.
-Sources: Llama 2 (arXiv 2307.09288), RoFormer (2104.09864), GQA (2305.13245), GLU variants (2002.05202).
+Sources: Llama 2 (arXiv 2307.09288), GLU variants (2002.05202), GPT-3 (2005.14165).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from workers.models.attention import attention
+from workers.models.moe import MixtureOfExperts
+from workers.models.parts import Dropout, Matrix, Norm, Rotary
 from workers.models.seams import Seams
-from workers.spec import ModelSpec
-
-
-def widened(x: torch.Tensor) -> torch.Tensor:
-    """In at least float32: where half precision loses too much."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float, seams: Seams) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.eps, self.seams = eps, seams
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = widened(x)
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return scaled.to(x.dtype) * self.seams.whole(self.weight)
-
-
-class Matrix(nn.Module):
-    """A weight [out, in] without a bias; who multiplies by it decides which part of it is used."""
-
-    def __init__(self, out_features: int, in_features: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-
-
-class Rotary(nn.Module):
-    """Rotates pairs (i, i + head_dim/2) of each head by position * theta^(-2i/head_dim)."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
-        super().__init__()
-        half = torch.arange(0, spec.head_dim, 2, dtype=torch.float64) / spec.head_dim
-        angles = torch.outer(torch.arange(spec.seq_len, dtype=torch.float64), spec.rope_theta**-half)
-        self.register_buffer("cos", angles.cos().to(dtype), persistent=False)
-        self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [batch, seq, heads, head_dim], rotated; the same shape and dtype."""
-        seq = x.shape[1]
-        cos, sin = self.cos[:seq, None], self.sin[:seq, None]
-        low, high = widened(x).chunk(2, dim=-1)
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
-
-
-class Attention(nn.Module):
-    def __init__(self, spec: ModelSpec, rotary: Rotary, seams: Seams) -> None:
-        super().__init__()
-        self.head_dim, self.rotary, self.seams = spec.head_dim, rotary, seams
-        self.wq = Matrix(spec.heads * spec.head_dim, spec.hidden)
-        self.wk = Matrix(spec.kv_heads * spec.head_dim, spec.hidden)
-        self.wv = Matrix(spec.kv_heads * spec.head_dim, spec.hidden)
-        self.wo = Matrix(spec.hidden, spec.heads * spec.head_dim)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [batch, seq, hidden] -> this rank's contribution to [batch, seq, hidden]."""
-        query = self._heads(x, self.seams.split(self.wq.weight))
-        key = self._heads(x, self.seams.kv(self.wk.weight))
-        value = self._heads(x, self.seams.kv(self.wv.weight))
-        mixed = F.scaled_dot_product_attention(
-            self.rotary(query).transpose(1, 2),
-            self.rotary(key).transpose(1, 2),
-            value.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=query.shape[2] != key.shape[2],
-        )
-        return F.linear(mixed.transpose(1, 2).flatten(2), self.seams.split(self.wo.weight))
-
-    def _heads(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, weight).unflatten(-1, (-1, self.head_dim))
+from workers.models.sharding import Rules
+from workers.models.spec import ModelSpec
 
 
 class FeedForward(nn.Module):
-    def __init__(self, spec: ModelSpec, seams: Seams) -> None:
+    """SwiGLU, or GELU without a gate; without the bias of the last projection, as attention."""
+
+    def __init__(self, spec: ModelSpec, inner: int, seams: Seams) -> None:
         super().__init__()
-        self.seams = seams
-        self.gate = Matrix(spec.ffn_hidden, spec.hidden)
-        self.up = Matrix(spec.ffn_hidden, spec.hidden)
-        self.down = Matrix(spec.hidden, spec.ffn_hidden)
+        self.seams, biased = seams, spec.bias == "all"
+        self.gate = Matrix(inner, spec.hidden, biased) if spec.activation == "swiglu" else None
+        self.up = Matrix(inner, spec.hidden, biased)
+        self.down = Matrix(spec.hidden, inner, biased)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self._times(x, self.up)
+        inner = F.gelu(inner) if self.gate is None else F.silu(self._times(x, self.gate)) * inner
+        return F.linear(inner, self.seams.split(self.down.weight))
+
+    def _times(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         split = self.seams.split
-        inner = F.silu(F.linear(x, split(self.gate.weight))) * F.linear(x, split(self.up.weight))
-        return F.linear(inner, split(self.down.weight))
+        return F.linear(x, split(matrix.weight), None if matrix.bias is None else split(matrix.bias))
 
 
 class Block(nn.Module):
-    def __init__(self, spec: ModelSpec, rotary: Rotary, seams: Seams) -> None:
+    def __init__(self, spec: ModelSpec, number: int, rotary: Rotary | None, seams: Seams) -> None:
         super().__init__()
-        self.seams = seams
-        self.attention_norm = RMSNorm(spec.hidden, spec.norm_eps, seams)
-        self.attention = Attention(spec, rotary, seams)
-        self.ffn_norm = RMSNorm(spec.hidden, spec.norm_eps, seams)
-        self.ffn = FeedForward(spec, seams)
+        self.seams, layer = seams, spec.norm == "layer"
+        self.attention_norm = Norm(spec.hidden, spec.norm_eps, seams, layer)
+        self.attention = attention(spec, rotary, seams)
+        self.attention_dropout = Dropout(spec.dropout, f"{number}.attention", seams)
+        self.ffn_norm = Norm(spec.hidden, spec.norm_eps, seams, layer)
+        experts = spec.experts if spec.has_experts(number) else None
+        self.moe = MixtureOfExperts(experts, spec.hidden, seams) if experts else None
+        inner = experts.shared if experts else spec.ffn_hidden
+        self.ffn = FeedForward(spec, inner, seams) if inner else None
+        self.ffn_dropout = Dropout(spec.dropout, f"{number}.ffn", seams)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        enter, leave = self.seams.enter, self.seams.leave
-        x = x + leave(self.attention(enter(self.attention_norm(x))))
-        return x + leave(self.ffn(enter(self.ffn_norm(x))))
+    def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+        """x [batch, positions, hidden], samples [batch] -> as x."""
+        added = self._left(self.attention(self.seams.enter(self.attention_norm(x))), self.attention.wo)
+        x = x + self.attention_dropout(added, samples)
+        normed = self.ffn_norm(x)
+        added = self.moe(normed, samples) if self.moe is not None else None
+        if self.ffn is not None:
+            dense = self._left(self.ffn(self.seams.enter(normed)), self.ffn.down)
+            added = dense if added is None else added + dense
+        return x + self.ffn_dropout(added, samples)
+
+    def _left(self, x: torch.Tensor, last: Matrix) -> torch.Tensor:
+        """A sub-layer's result from the ranks' contributions; the bias of its last projection counts once."""
+        total = self.seams.leave(x)
+        return total if last.bias is None else total + self.seams.whole(last.bias)
 
 
 class Decoder(nn.Module):
     """All layers, or the ones of a pipeline stage under their global numbers.
 
-    tokens [batch, seq] or, on a later stage, hidden [batch, seq, hidden] -> hidden or, on the last stage, this rank's
-    part of the logits [batch, seq, vocabulary].
+    tokens [batch, seq] or, on a later stage, hidden [batch, positions, hidden] -> hidden or, on the last stage, this
+    rank's part of the logits [batch, seq, vocabulary].
     """
+
+    SHARDING: ClassVar[Rules] = {
+        "wq.weight": ("tp", 0), "wk.weight": ("tp", 0), "wv.weight": ("tp", 0), "wkv.weight": ("tp", 0),
+        "wq.bias": ("tp", 0), "wk.bias": ("tp", 0), "wv.bias": ("tp", 0), "wo.weight": ("tp", 1),
+        "gate.weight": ("tp", 0), "up.weight": ("tp", 0), "gate.bias": ("tp", 0), "up.bias": ("tp", 0),
+        "down.weight": ("tp", 1), "embedding.weight": ("tp", 0), "head.weight": ("tp", 0),
+        "experts.gate": ("ep", 0), "experts.up": ("ep", 0), "experts.down": ("ep", 0),
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -140,32 +102,57 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.seams = seams or Seams()
-        rotary = Rotary(spec, torch.float64 if dtype == torch.float64 else torch.float32)
+        rotary = _rotary(spec, dtype)
         numbers = range(spec.layers) if layers is None else layers
         self.first, self.tied = first, spec.tied_embedding
         self.embedding = Matrix(vocab_size, spec.hidden) if first or (last and self.tied) else None
-        self.layers = nn.ModuleDict({str(number): Block(spec, rotary, self.seams) for number in numbers})
-        self.norm = RMSNorm(spec.hidden, spec.norm_eps, self.seams) if last else None
+        learned = first and spec.positions == "learned"
+        self.positions = Matrix(spec.seq_len, spec.hidden) if learned else None
+        self.dropout = Dropout(spec.dropout, "embedding", self.seams) if first else None
+        self.layers = nn.ModuleDict({str(number): self.block(spec, number, rotary, self.seams) for number in numbers})
+        self.norm = Norm(spec.hidden, spec.norm_eps, self.seams, spec.norm == "layer") if last else None
         self.head = Matrix(vocab_size, spec.hidden) if last and not self.tied else None
         for parameter in self.parameters():
             parameter.data = parameter.data.to(dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.embedding is not None and self.first:
-            x = self.seams.embed(x, self.embedding.weight)
+    def block(self, *parts: Any) -> nn.Module:
+        """One layer, of (spec, its number, rotary positions, seams)."""
+        return Block(*parts)
+
+    def forward(self, x: torch.Tensor, samples: torch.Tensor | None = None) -> torch.Tensor:
+        """`samples` [batch]: the number of each sample in the global order; by default their place in `x`."""
+        if samples is None:
+            samples = torch.arange(len(x), device=x.device)
+        if self.embedding is not None and self.dropout is not None:
+            x = self.dropout(self._embedded(x, self.embedding), samples)
         for block in self.layers.values():
-            x = block(x)
+            x = block(x, samples)
         if self.norm is not None:
             head = self.embedding if self.tied else self.head
             x = F.linear(self.seams.enter(self.norm(x)), self.seams.split(head.weight))
         return x
+
+    def _embedded(self, tokens: torch.Tensor, embedding: Matrix) -> torch.Tensor:
+        x = self.seams.embed(tokens, embedding.weight)
+        if self.positions is None:
+            return x
+        first = self.seams.first_position(x.shape[1])
+        return x + self.seams.whole(self.positions.weight)[first : first + x.shape[1]]
+
+
+def _rotary(spec: ModelSpec, dtype: torch.dtype) -> Rotary | None:
+    if spec.positions != "rotary":
+        return None
+    size = spec.latent.rotary if spec.latent else spec.head_dim
+    return Rotary(size, spec.seq_len, spec.rope_theta, torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
     """Fill every parameter from a generator seeded by (seed, logical name): equal in any layout and on any mesh.
 
-    Norms are ones; matrices normal with init_std, those that write to the residual stream scaled by 1/sqrt(2 layers).
+    Norms are ones, biases zeros; matrices normal with init_std, those that write to the residual stream scaled by
+    1/sqrt(2 layers).
     """
     for name, parameter in model.named_parameters():
         parameter.copy_(initial(name, parameter.shape, spec, seed))
@@ -175,8 +162,10 @@ def initial(name: str, shape: torch.Size, spec: ModelSpec, seed: int) -> torch.T
     """The whole initial value, float64, of the parameter called `name`."""
     if name.endswith("norm.weight"):
         return torch.ones(shape, dtype=torch.float64)
+    if name.endswith(".bias"):
+        return torch.zeros(shape, dtype=torch.float64)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    residual = name.endswith(("wo.weight", "down.weight"))
+    residual = name.endswith(("wo.weight", "ffn.down.weight", "experts.down"))
     std = spec.init_std / (2 * spec.layers) ** 0.5 if residual else spec.init_std
     return torch.randn(shape, dtype=torch.float64, generator=generator) * std

@@ -29,7 +29,7 @@ from workers.checkpoint.shards import Piece, Region
 from workers.checkpoint.storage import Storage
 from workers.models import llama, safetensors
 from workers.models.decoder import Decoder
-from workers.parallel import tensor
+from workers.models.sharding import stored_axes
 from workers.spec import ModelSpec, ParallelLayout
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -230,7 +230,7 @@ def _model(document: Manifest) -> tuple[ModelSpec, dict[str, manifest.Tensor]]:
 
 def _pieces(name: str, weight: Weight, dtype: str, state: tuple[str, ...]) -> Iterator[Piece]:
     """A parameter and its optimizer state, in pieces of whole rows."""
-    axes = tensor.stored_axes(name, len(weight.shape))
+    axes = stored_axes(Decoder.SHARDING, name, len(weight.shape))
     for first, count in _row_ranges(weight.shape, dtype):
         offset, extent = (first, *(0 for _ in weight.shape[1:])), (count, *weight.shape[1:])
         box = Region(f"model.{name}", weight.shape, dtype, axes, offset, extent)

@@ -1,9 +1,11 @@
-"""Where parallelism enters a model: every place that a tensor-parallel group has to touch. Identity on one device.
+"""Where parallelism enters a model: every place that a group of ranks has to touch. Identity on one device.
 
-The model calls these and does not know what is behind them; `workers.parallel.tensor` replaces them.
+The model calls these and does not know what is behind them; `workers.parallel.tensor` and `.expert` replace them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +13,21 @@ import torch.nn.functional as F
 IGNORED = -100
 """A target that is not to be learned."""
 
+NOBODY = -1
+"""The number of a sample that is only there to fill a micro-batch."""
+
 
 class Seams:
     """One device: everything is whole and local."""
+
+    seed = 0
+    """Of dropout."""
+
+    scale = 1.0
+    """What the sum of the losses is multiplied by before the backward pass."""
+
+    sharers = 1
+    """Ranks that have the positions of a sample between them."""
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Before a sub-layer whose weights are split: [batch, seq, hidden] in, the same out."""
@@ -32,8 +46,20 @@ class Seams:
         return weight
 
     def whole(self, weight: torch.Tensor) -> torch.Tensor:
-        """A weight that every rank has in full."""
+        """A weight that every rank has in full, used outside of sub-layers whose weights are split."""
         return weight
+
+    def inside(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight that every rank has in full, used between `enter` and `leave`."""
+        return weight
+
+    def first_position(self, count: int) -> int:
+        """The first position of a sample of which this rank has `count` outside of sub-layers."""
+        return 0
+
+    def summed(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks that have other positions of the same samples."""
+        return x
 
     def embed(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Rows of `weight` [vocabulary, hidden] for `tokens` [batch, seq]."""
@@ -45,3 +71,19 @@ class Seams:
         logits [batch, seq, vocabulary], targets [batch, seq].
         """
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+Work = Callable[[torch.Tensor, list[int]], torch.Tensor]
+"""Rows sorted by expert and how many each expert here has -> as many rows."""
+
+
+class Exchange:
+    """One device: all experts are here."""
+
+    def own(self, weight: torch.Tensor) -> torch.Tensor:
+        """The experts of `weight` [experts, ...] that are here."""
+        return weight
+
+    def run(self, rows: torch.Tensor, counts: torch.Tensor, work: Work) -> torch.Tensor:
+        """`work` of each row's expert. rows [any, hidden] sorted by expert, counts [experts] -> the same shape."""
+        return work(rows, counts.tolist())

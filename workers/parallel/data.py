@@ -17,19 +17,27 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 def apply(
     model: nn.Module,
-    blocks: Iterable[nn.Module],
+    parts: Iterable[tuple[nn.Module, DeviceMesh]],
     mesh: DeviceMesh,
     zero: int,
     compute: torch.dtype,
     reduce: torch.dtype,
 ) -> None:
-    """Shard every parameter of `model` over `mesh`: (shard) or (replicate, shard). Compute and reduce in the dtypes."""
+    """Shard every parameter of `model` over `mesh`: (shard) or (replicate, shard). Compute and reduce in the dtypes.
+
+    `parts`, inner ones first, are gathered on their own, each over its own mesh.
+    """
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
-    for part in (*(blocks if zero == 3 else ()), model):
-        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=zero == 3)
+    for part, over in (*parts, (model, mesh)):
+        fully_shard(part, mesh=over, mp_policy=policy, reshard_after_forward=zero == 3)
     for module in sharded(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def over(mesh: DeviceMesh, shard: str) -> DeviceMesh:
+    """The axes of `mesh` that hold copies and shards: with `replicate` where there are copies."""
+    return mesh["replicate", shard] if mesh["replicate"].size() > 1 else mesh[shard]
 
 
 def sharded(model: nn.Module) -> Iterator[FSDPModule]:
@@ -54,3 +62,9 @@ class EveryBackward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.part(x)
+
+
+def free(model: nn.Module) -> None:
+    """Let go of what a forward pass without a backward one has gathered: it would hide later updates."""
+    for module in sharded(model):
+        module.reshard()

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from workers.spec import ParallelLayout
 
 AXES = ("pp", "replicate", "shard", "tp")
 """dp is replicate x shard: the same ranks in the same order."""
+
+EXPERT_AXES = ("pp", "replicate", "edp", "ep")
 
 
 @contextlib.contextmanager
@@ -27,14 +30,39 @@ def joined(store: dist.Store, rank: int, layout: ParallelLayout, device: str, ti
     backend = "nccl" if device == "gpu" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world, timeout=timeout)
     try:
-        shape = (layout.pp, layout.replicate, layout.dp // layout.replicate, layout.tp)
-        mesh = init_device_mesh("cuda" if device == "gpu" else "cpu", shape, mesh_dim_names=AXES)
-        for group in mesh.get_all_groups():  # a mesh's groups don't take the world's timeout
-            dist.distributed_c10d._set_pg_timeout(timeout, group)
-        yield mesh
+        yield _mesh((layout.pp, layout.replicate, layout.dp // layout.replicate, layout.tp), AXES, device)
     finally:
         dist.destroy_process_group()
         forget_groups()
+
+
+def of_experts(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
+    """The world again as pp, replicate, edp, ep: a group of `ep` consecutive ranks has all experts between them."""
+    apart = layout.dp * layout.tp // layout.replicate // layout.ep
+    shape = (layout.pp, layout.replicate, apart, layout.ep)
+    return _mesh(shape, EXPERT_AXES, "gpu" if device.type == "cuda" else "cpu")
+
+
+def _mesh(shape: tuple[int, ...], names: tuple[str, ...], device: str) -> DeviceMesh:
+    """Its groups get the world's timeout, which they don't by themselves."""
+    mesh = init_device_mesh("cuda" if device == "gpu" else "cpu", shape, mesh_dim_names=names)
+    world = dist.distributed_c10d._get_default_group()
+    timeout = world._get_backend(torch.device("cuda" if device == "gpu" else "cpu")).options._timeout
+    for group in mesh.get_all_groups():
+        dist.distributed_c10d._set_pg_timeout(timeout, group)
+    return mesh
+
+
+def sliced(whole: torch.Tensor, dim: int | None, mesh: DeviceMesh) -> DTensor:
+    """A DTensor on a one-dimensional mesh of this rank's part of `whole`, which every rank has; split as torch.chunk
+    does, or not at all."""
+    placement: Placement = Replicate() if dim is None else Shard(dim)
+    part = whole
+    if dim is not None:
+        rank, chunk = mesh.get_local_rank(), -(-whole.shape[dim] // mesh.size())
+        start = min(rank * chunk, whole.shape[dim])
+        part = whole.narrow(dim, start, min(chunk, whole.shape[dim] - start)).contiguous()
+    return DTensor.from_local(part, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def forget_groups() -> None:

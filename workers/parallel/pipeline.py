@@ -6,8 +6,10 @@ second half runs back, so that the first and the last stage share a rank. One st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -57,8 +59,14 @@ def rank_of(stage: int, layout: ParallelLayout) -> int:
 
 
 class Pipeline(Protocol):
-    def run(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Forward and backward of [micro-batches, samples, seq]. The summed loss; zero off the last stage."""
+    """tokens, targets [micro-batches, samples, seq], samples [micro-batches, samples] their numbers -> the loss of each
+    micro-batch, float64; zeros off the last stage."""
+
+    def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+        """Forward and backward."""
+
+    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+        """Forward alone; gradients and parameters are as before."""
 
 
 class Straight:
@@ -67,27 +75,44 @@ class Straight:
     def __init__(self, part: nn.Module, loss: Loss, zero: int) -> None:
         self.part, self.loss, self.zero = part, loss, zero
 
-    def run(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        total = torch.zeros((), dtype=torch.float64, device=tokens.device)
-        for index, (inputs, wanted) in enumerate(zip(tokens, targets, strict=True)):
+    def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+        losses = []
+        for index, (inputs, wanted, numbers) in enumerate(zip(tokens, targets, samples, strict=True)):
             data.before_backward(self.part, index == len(tokens) - 1, self.zero)
-            loss = self.loss(self.part(inputs), wanted)
+            loss = self.loss(self.part(inputs, numbers), wanted)
             loss.backward()
-            total += loss.detach()
-        return total
+            losses.append(loss.detach())
+        return torch.stack(losses).double()
+
+    @torch.no_grad()
+    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+        each = zip(tokens, targets, samples, strict=True)
+        return torch.stack([self.loss(self.part(inputs, numbers), wanted) for inputs, wanted, numbers in each]).double()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Shapes:
-    """What passes between stages, as meta tensors: (samples, seq) tokens, hidden states, this rank's logits."""
+    """Of what passes between stages."""
 
-    def __init__(self, samples: int, seq: int, split: int, hidden: int, logits: int, dtype: torch.dtype) -> None:
-        self.tokens = torch.empty(samples, seq, dtype=torch.int64, device="meta")
-        self.hidden = torch.empty(samples, seq // split, hidden, dtype=dtype, device="meta").requires_grad_()
-        self.logits = torch.empty(samples, seq, logits, dtype=dtype, device="meta").requires_grad_()
+    samples: int  # in a micro-batch
+    split: int  # ranks that have the positions of a sample between them
+    hidden: int
+    logits: int  # of this rank
+    dtype: torch.dtype
+
+    def tokens(self, seq: int) -> torch.Tensor:
+        return torch.empty(self.samples, seq, dtype=torch.int64, device="meta")
+
+    def between(self, seq: int) -> torch.Tensor:
+        return torch.empty(self.samples, seq // self.split, self.hidden, dtype=self.dtype, device="meta")
+
+    def out(self, seq: int) -> torch.Tensor:
+        return torch.empty(self.samples, seq, self.logits, dtype=self.dtype, device="meta")
 
 
 class Staged:
-    """This rank's stages of a pipeline under a schedule of `runs` micro-batches."""
+    """This rank's stages of a pipeline under a schedule of `runs` micro-batches; one for each length of a sample, since
+    a schedule takes its buffers from the first it sees."""
 
     def __init__(
         self,
@@ -99,31 +124,82 @@ class Staged:
         mesh: DeviceMesh,
         device: torch.device,
     ) -> None:
-        numbers, last = stages_of(mesh.get_local_rank(), layout), layout.stages - 1
-        stages = [
-            PipelineStage(
-                part if layout.zero == 1 else data.EveryBackward(part),
-                number,
-                layout.stages,
-                device,
-                input_args=(shapes.tokens if number == 0 else shapes.hidden,),
-                output_args=(shapes.logits if number == last else shapes.hidden,),
-                group=mesh.get_group(),
-            )
-            for part, number in zip(parts, numbers, strict=True)
-        ]
-        self.first, self.last = 0 in numbers, last in numbers
-        self.schedule = SCHEDULES[layout.schedule](
-            stages[0] if layout.schedule in SINGLE_STAGE else stages, runs, loss_fn=loss, scale_grads=False
-        )
+        self.parts, self.loss, self.layout, self.runs, self.shapes = parts, loss, layout, runs, shapes
+        self.mesh, self.device = mesh, device
+        self.numbers, last = stages_of(mesh.get_local_rank(), layout), layout.stages - 1
+        self.first, self.last = 0 in self.numbers, last in self.numbers
+        self.schedules: dict[int, Any] = {}  # length of a sample -> schedule
+        self.samples: list[Iterator[torch.Tensor]] = []  # of each part: of the micro-batches that are still to come
+        for index, part in enumerate(parts):
+            part.register_forward_pre_hook(partial(self._number, index), with_kwargs=True)
 
-    def run(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _number(self, index: int, part: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Adds the samples' numbers: zero-bubble schedules take no integers, and every schedule takes the forward
+        passes of a stage in the order of its micro-batches."""
+        return (inputs if len(inputs) > 1 else (*inputs, next(self.samples[index]))), named
+
+    def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
         losses: list[torch.Tensor] = []
         inputs = (tokens.flatten(0, 1),) if self.first else ()
         wanted = targets.flatten(0, 1) if self.last else None
-        self.schedule.step(*inputs, target=wanted, losses=losses if self.last else None, return_outputs=False)
-        total = torch.zeros((), dtype=torch.float64, device=tokens.device)
-        return total + torch.stack(losses).to(torch.float64).sum() if losses else total
+        self.samples = [iter(samples) for _ in self.parts]
+        self._schedule(tokens.shape[-1]).step(
+            *inputs, target=wanted, losses=losses if self.last else None, return_outputs=False
+        )
+        return torch.stack(losses).double() if losses else torch.zeros(len(tokens), device=self.device).double()
+
+    def _schedule(self, seq: int) -> Any:
+        if seq not in self.schedules:
+            stages = [self._stage(part, number, seq) for part, number in zip(self.parts, self.numbers, strict=True)]
+            self.schedules[seq] = SCHEDULES[self.layout.schedule](
+                stages[0] if self.layout.schedule in SINGLE_STAGE else stages,
+                self.runs,
+                loss_fn=self.loss,
+                scale_grads=False,
+            )
+        return self.schedules[seq]
+
+    def _stage(self, part: nn.Module, number: int, seq: int) -> PipelineStage:
+        layout, shapes = self.layout, self.shapes
+        came = shapes.tokens(seq) if number == 0 else shapes.between(seq).requires_grad_()
+        gone = shapes.out(seq) if number == layout.stages - 1 else shapes.between(seq)
+        return PipelineStage(
+            part if layout.zero == 1 else data.EveryBackward(part),
+            number,
+            layout.stages,
+            self.device,
+            input_args=(came,),
+            output_args=(gone.requires_grad_(),),
+            group=self.mesh.get_group(),
+        )
+
+    @torch.no_grad()
+    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+        """Stage after stage, so that ranks work on different micro-batches at a time."""
+        losses = torch.zeros(len(tokens), dtype=torch.float64, device=self.device)
+        moving: list[dist.Work] = []
+        local: dict[int, list[torch.Tensor]] = {}  # stage -> what the one before it, on this rank too, gave
+        for part, number in zip(self.parts, self.numbers, strict=True):
+            for index in range(len(tokens)):
+                x = tokens[index] if number == 0 else self._taken(number, local, tokens.shape[-1])
+                y = part(x, samples[index])
+                if number == self.layout.stages - 1:
+                    losses[index] = self.loss(y, targets[index])
+                elif (to := rank_of(number + 1, self.layout)) == self.mesh.get_local_rank():
+                    local.setdefault(number + 1, []).append(y)
+                else:
+                    moving.append(dist.isend(y, group=self.mesh.get_group(), group_dst=to))
+        for work in moving:
+            work.wait()
+        return losses
+
+    def _taken(self, number: int, local: dict[int, list[torch.Tensor]], seq: int) -> torch.Tensor:
+        """The next micro-batch's input of a stage."""
+        if number in local:
+            return local[number].pop(0)
+        x = torch.empty_like(self.shapes.between(seq), device=self.device)
+        dist.recv(x, group=self.mesh.get_group(), group_src=rank_of(number - 1, self.layout))
+        return x
 
 
 class Tie:
@@ -147,3 +223,15 @@ class Tie:
             own[1].copy_(own[0])
         elif self.group is not None:
             dist.all_reduce(own[0], group=self.group)
+
+    def equal(self, own: Sequence[torch.Tensor]) -> bool:
+        """Whether the copies on this rank, or here and at the other end, are the same bit for bit."""
+        if not own:
+            return True
+        if len(own) == 2:
+            return torch.equal(*own)
+        if self.group is None:
+            return True
+        both = [torch.empty_like(own[0]), torch.empty_like(own[0])]
+        dist.all_gather(both, own[0].contiguous(), group=self.group)
+        return torch.equal(*both)

@@ -14,32 +14,22 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial
 
-from workers.models.decoder import widened
+from workers.models.parts import widened
 from workers.models.seams import IGNORED, Seams
-from workers.spec import ModelSpec
-
-SPLIT_DIM = {
-    "wq.weight": 0, "wk.weight": 0, "wv.weight": 0, "wo.weight": 1,
-    "gate.weight": 0, "up.weight": 0, "down.weight": 1,
-    "embedding.weight": 0, "head.weight": 0,
-}  # fmt: skip
-"""Dimension of each matrix [out, in] that tp splits, by the end of its name; what is not here is whole everywhere."""
+from workers.models.sharding import Rules, dimension
+from workers.models.spec import ModelSpec
+from workers.parallel.mesh import sliced
 
 
-def split_dim(name: str) -> int | None:
-    return SPLIT_DIM.get(".".join(name.split(".")[-2:]))
+def apply(
+    model: nn.Module, rules: Rules, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh, split_sequence: bool
+) -> None:
+    """Split the parameters of `model` over the one-dimensional tp `mesh`, and fill its seams. No communication.
 
-
-def stored_axes(name: str, ndim: int) -> tuple[int, ...]:
-    """Order in which a checkpoint stores the dimensions, so that a tp slice is a run of whole rows."""
-    first = split_dim(name) or 0
-    return (first, *(dim for dim in range(ndim) if dim != first))
-
-
-def apply(model: nn.Module, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh, split_sequence: bool) -> None:
-    """Split the parameters of `model` over the one-dimensional tp `mesh`, and fill its seams. No communication."""
+    What is a DTensor already is another axis's.
+    """
     kind = SequenceSeams if split_sequence else TensorSeams
     seams = kind(spec, vocab_size, mesh)
     for module in model.modules():
@@ -48,21 +38,12 @@ def apply(model: nn.Module, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh, 
     kv_whole = spec.kv_heads % mesh.size() != 0
     for prefix, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            dim = split_dim(f"{prefix}.{name}")
+            if isinstance(parameter.data, DTensor):
+                continue
+            dim = dimension(rules, f"{prefix}.{name}", "tp")
             if kv_whole and prefix.endswith((".wk", ".wv")):
                 dim = None
             module.register_parameter(name, nn.Parameter(sliced(parameter.detach(), dim, mesh)))
-
-
-def sliced(whole: torch.Tensor, dim: int | None, mesh: DeviceMesh) -> DTensor:
-    """A DTensor of this rank's part of `whole`, which every rank has; split as torch.chunk does."""
-    placement: Placement = Replicate() if dim is None else Shard(dim)
-    part = whole
-    if dim is not None:
-        rank, chunk = mesh.get_local_rank(), -(-whole.shape[dim] // mesh.size())
-        start = min(rank * chunk, whole.shape[dim])
-        part = whole.narrow(dim, start, min(chunk, whole.shape[dim] - start)).contiguous()
-    return DTensor.from_local(part, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 class TensorSeams(Seams):
@@ -94,6 +75,9 @@ class TensorSeams(Seams):
     def whole(self, weight: torch.Tensor) -> torch.Tensor:
         return weight.to_local()
 
+    def inside(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to_local(grad_placements=[Partial()])  # each rank has used it for its heads only
+
     def embed(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         rows = weight.to_local()
         if self.alone:
@@ -112,6 +96,10 @@ class TensorSeams(Seams):
 class SequenceSeams(TensorSeams):
     """Between the blocks each rank has its part of the positions: [batch, seq / tp, hidden]."""
 
+    def __init__(self, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh) -> None:
+        super().__init__(spec, vocab_size, mesh)
+        self.sharers, self.rank = mesh.size(), mesh.get_local_rank()
+
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         return _Gather.apply(x, self.group)
 
@@ -120,6 +108,12 @@ class SequenceSeams(TensorSeams):
 
     def whole(self, weight: torch.Tensor) -> torch.Tensor:
         return weight.to_local(grad_placements=[Partial()])  # each rank has seen its positions only
+
+    def first_position(self, count: int) -> int:
+        return self.rank * count
+
+    def summed(self, x: torch.Tensor) -> torch.Tensor:
+        return _SumOut.apply(x, self.group)
 
 
 class _CopyIn(torch.autograd.Function):

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import DistBackendError
 
 from service.runtime import rank
-from workers.engine import NonFinite
+from workers.blame import NonFinite
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.models.decoder import Decoder, Rotary, initialise
+from workers.models.decoder import Decoder, initialise
+from workers.models.parts import Rotary
 from workers.parallel import pipeline
 from workers.spec import ModelSpec, ParallelLayout
 
@@ -107,7 +108,7 @@ def test_no_token_sees_a_later_one(tokens: torch.Tensor, at: int) -> None:
 
 
 def test_scores_depend_on_the_distance_alone() -> None:
-    rotary = Rotary(SPEC, torch.float64)
+    rotary = Rotary(SPEC.head_dim, SPEC.seq_len, SPEC.rope_theta, torch.float64)
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(SPEC.head_dim, dtype=torch.float64, generator=generator) for _ in range(2))
     everywhere = [rotary(x.expand(1, SPEC.seq_len, 1, -1))[0, :, 0] for x in (query, key)]
@@ -120,14 +121,14 @@ def test_scores_depend_on_the_distance_alone() -> None:
 
 def test_a_rotation_keeps_length_and_the_first_position() -> None:
     x = torch.randn(2, SPEC.seq_len, 3, SPEC.head_dim, dtype=torch.float64)
-    turned = Rotary(SPEC, torch.float64)(x)
+    turned = Rotary(SPEC.head_dim, SPEC.seq_len, SPEC.rope_theta, torch.float64)(x)
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     assert torch.equal(turned[:, 0], x[:, 0])
 
 
 def test_half_precision_keeps_its_dtype() -> None:
     x = torch.randn(1, 4, 2, SPEC.head_dim, dtype=torch.bfloat16)
-    assert Rotary(SPEC, torch.float32)(x).dtype == torch.bfloat16
+    assert Rotary(SPEC.head_dim, SPEC.seq_len, SPEC.rope_theta, torch.float32)(x).dtype == torch.bfloat16
     logits = decoder().to(torch.bfloat16)(torch.zeros(1, 4, dtype=torch.int64))
     assert logits.dtype == torch.bfloat16
 

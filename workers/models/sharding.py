@@ -1,0 +1,22 @@
+"""How a model is cut, as data: which dimension of which parameter on which axis. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Axis = Literal["tp", "ep"]
+Rules = Mapping[str, tuple[Axis, int]]
+"""By the last two parts of a parameter's name. What has no rule is whole on every rank of both axes."""
+
+
+def dimension(rules: Rules, name: str, axis: Axis) -> int | None:
+    """The dimension of the parameter called `name` that `axis` cuts."""
+    cut_by, dim = rules.get(".".join(name.split(".")[-2:]), (None, 0))
+    return dim if cut_by == axis else None
+
+
+def stored_axes(rules: Rules, name: str, ndim: int) -> tuple[int, ...]:
+    """Order in which a checkpoint stores the dimensions, so that a tp slice is a run of whole rows."""
+    first = dimension(rules, name, "tp") or 0
+    return (first, *(dim for dim in range(ndim) if dim != first))
