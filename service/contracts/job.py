@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator
 
 from service.contracts.errors import UserError
-from workers.spec import CheckpointSpec, DataSpec, ModelSpec, ParallelLayout, RunSpec, Spec, TrainSpec, check_layout
+from workers.models.spec import ModelSpec, Spec
+from workers.spec import CheckpointSpec, DataSpec, ParallelLayout, RunSpec, TrainSpec, check_layout
 
 NAME_RULE = "1 to 63 lower-case letters, digits and dashes, with no dash at an end"
 
