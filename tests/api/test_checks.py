@@ -65,6 +65,44 @@ def test_a_link_does_not_lead_out_of_a_root(tmp_path: Path) -> None:
         checks.checkpoint_root(str(tmp_path / "runs" / "out"), [str(tmp_path / "runs")])
 
 
+MODELS = ("mine", "theirs.models")
+
+
+@pytest.mark.parametrize(
+    ("family", "allowed"),
+    [
+        ("llama", ()),
+        ("llama", MODELS),
+        ("mine:Model", MODELS),
+        ("mine.models.wide:Model", MODELS),
+        ("theirs.models:Model", MODELS),
+        ("theirs.models.wide:Model", MODELS),
+    ],
+)
+def test_models_that_are_allowed(family: str, allowed: tuple[str, ...]) -> None:
+    checks.model(family, allowed)
+
+
+@pytest.mark.parametrize(
+    ("family", "allowed", "works"),
+    [
+        ("mine:Model", (), "only llama is allowed here"),
+        ("mines:Model", MODELS, "use llama, or a class under mine or theirs.models"),
+        ("mine_too.models:Model", MODELS, "under mine or theirs.models"),
+        ("theirs:Model", MODELS, "under mine or theirs.models"),
+        ("theirs.models_too:Model", MODELS, "under mine or theirs.models"),
+        ("os:system", MODELS, "under mine or theirs.models"),
+        ("llama.mine:Model", MODELS, "under mine or theirs.models"),
+    ],
+)
+def test_models_that_are_refused(family: str, allowed: tuple[str, ...], works: str) -> None:
+    with pytest.raises(errors.UserError, match=f"model.family: .* no model from {family.partition(':')[0]}") as refused:
+        checks.model(family, allowed)
+    assert refused.value.field == "model.family"
+    assert works in refused.value.hint
+    assert "PHALANX_MODELS" in refused.value.hint
+
+
 def test_data_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
     for source in (
@@ -96,6 +134,17 @@ def test_data_that_is_not_there(source: str, says: str) -> None:
     assert says in refused.value.message
     assert refused.value.field == "data.source"
     assert refused.value.hint or "builtin:topics" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [("/no/such/file.txt", "matches no file"), ("corpus.txt", "relative path"), ("http://host/x", "can't be used")],
+)
+def test_data_to_evaluate_on_has_the_same_rules(source: str, says: str) -> None:
+    with pytest.raises(errors.UserError, match=says) as refused:
+        checks.submission(parse_job(job({"data.eval_source": source})), [], ["/srv/runs"])
+    assert refused.value.field == "data.eval_source"
+    checks.submission(parse_job(job({"data.eval_source": "builtin:topics"})), [], ["/srv/runs"])
 
 
 def test_a_tokenizer_that_is_not_there() -> None:

@@ -108,6 +108,9 @@ def test_get_in_three_forms(run: Run, world: World, file: Path) -> None:
     shown = run("get", uid).stdout
     assert "failed: the same error [again]" in shown
     assert "5.5000 at first, 3.2500 now" in shown
+    assert "evaluation" not in shown
+    world.move(uid, Phase.FAILED, step=7, loss=3.25, eval_loss=3.5, eval_step=5)
+    assert "loss 3.5000 on other text, after step 5" in run("get", uid).stdout
     assert json.loads(run("get", uid, "-o", "json").stdout) == yaml.safe_load(run("get", uid, "-o", "yaml").stdout)
 
 
@@ -164,7 +167,7 @@ def test_follow_ends_with_the_job_and_its_outcome(
 
 def test_follow_draws_a_line_of_progress_on_a_terminal(world: World) -> None:
     uid = world.submit().uid
-    world.move(uid, Phase.RUNNING, step=7, loss=3.25, tokens_per_s=1234.0, eta_s=65.0)
+    world.move(uid, Phase.RUNNING, step=7, loss=3.25, eval_loss=3.5, eval_step=5, tokens_per_s=1234.0, eta_s=65.0)
 
     class Screen(io.StringIO):
         """The job ends once its progress has been drawn."""
@@ -179,5 +182,5 @@ def test_follow_draws_a_line_of_progress_on_a_terminal(world: World) -> None:
     with world.client() as client:
         view = show.follow(client, uid, out)
     assert view.phase is Phase.SUCCEEDED
-    assert "7/20  loss 3.250  1,234 tok/s  eta 1m05s" in screen.getvalue()
+    assert "7/20  loss 3.250  eval 3.500  1,234 tok/s  eta 1m05s" in screen.getvalue()
     assert "succeeded: all steps done" in screen.getvalue()

@@ -39,7 +39,9 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"model": GONE}, "model", "field 'model' is required", ""),
     ({"train.steps": 0}, "train.steps", "greater than 0", ""),
     ({"name": "Not A Name"}, "name", "not 'Not A Name'", "lower-case letters, digits and dashes"),
-    ({"model.heads": 5}, "model", "not divisible by heads 5", "try hidden"),
+    ({"model.heads": 5}, "model.head_dim", "not divisible by heads 5", "try hidden"),
+    ({"model.family": "gpt"}, "model.family", "neither llama nor an import path", "my_package.my_module:MyModel"),
+    ({"model.family": "os:system"}, "model.family", "no model from os", "under mine.models; the operator allows"),
     (
         {"parallel": {"tp": 3}, "resources.slots": 3},
         "parallel",
@@ -48,6 +50,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ),
     ({"parallel": {"dp": 2, "pp": 2, "tp": 2}}, "parallel", "needs 8 slots, not 4", "Layouts that work on 4 slots"),
     ({"data.source": "/no/such.txt"}, "data.source", "matches no file", "builtin:topics"),
+    ({"data.eval_source": "/no/such.txt"}, "data.eval_source", "matches no file", "builtin:topics"),
     ({"data.tokenizer": "/no/such.json"}, "data.tokenizer", "is not there", "byte"),
     ({"checkpoint.root": "/etc"}, "checkpoint.root", "not under a storage root", "leave it out"),
     ({"checkpoint.root": "http://host/x"}, "checkpoint.root", "can't be used", "s3://"),
@@ -68,6 +71,11 @@ def test_what_is_wrong_is_named_with_what_would_work(
     assert (body["status"], body["reason"], body["field"]) == (422, "invalid", field)
     assert says in body["detail"]
     assert works in body["detail"] + body["hint"]
+
+
+def test_a_model_from_where_the_operator_allows_is_taken_without_a_look_at_it(http: httpx.Client) -> None:
+    answer = http.post("/v1/jobs", json=job({"model.family": "mine.models.that_is_not_there:Model"}))
+    assert (answer.status_code, answer.json()["spec"]["model"]["family"].partition(":")[2]) == (201, "Model")
 
 
 def test_a_fleet_that_has_room_accepts(http: httpx.Client, world: World) -> None:

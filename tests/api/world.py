@@ -65,7 +65,7 @@ class World:
         self.root = str(home / "runs")
         self.store = Store.open(f"sqlite:///{home / 'store.sqlite3'}")
         self.epoch = self.store.acquire("test", 3600.0)
-        self.app = create_app(self.store, TOKEN, self.root, (str(home / "more"),))
+        self.app = create_app(self.store, TOKEN, self.root, (str(home / "more"),), ("mine.models",))
         self.port = 0
         self.start()
         (home / "token").write_text(TOKEN)

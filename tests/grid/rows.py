@@ -1,4 +1,4 @@
-"""The layouts of the grid as (layout, changes of train, changes of model), and which values each dimension has there."""
+"""The layouts of the grid as (layout, changes of train, changes of model), and which values each dimension has."""
 
 from __future__ import annotations
 

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.grid.rows import GRID, Row, changes, name, values
 from tests.pool import Pool
-from tests.workers import runs
+from tests.workers import compare, runs
 
 pytestmark = pytest.mark.torch
 
 TOLERANCE = {"float64": 1e-9, "fp32": 1e-5}
-NOTHING = 1e-4
-"""Of the largest gradient: what is smaller is rounding, as the gradient of a key's bias, which moves no probability."""
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +29,9 @@ def test_a_layout_equals_one_process(pool: Pool, references: dict[str, dict[str,
     key = repr(changes(row))
     if key not in references:
         references[key] = pool.run(1, runs.check, runs.spec(**changes(row)))[0]
-    alone, run = references[key], runs.spec(layout=row[0], **changes(row))
-    results, relative = pool.run(run.parallel.world, runs.check, run), TOLERANCE[run.train.precision]
-
-    for result in results:  # every rank knows the true figures
-        assert result["first"] == pytest.approx(alone["first"], rel=relative)
-        np.testing.assert_allclose(result["outcomes"], alone["outcomes"], rtol=relative)
-    for kind in ("gradients", "tensors"):
-        many, one = runs.merged(results, kind), runs.merged([alone], kind)
-        assert many.keys() == one.keys()
-        largest = max(np.abs(value).max() for value in one.values())
-        for tensor, value in many.items():
-            tolerance = relative * max(np.abs(one[tensor]).max(), NOTHING * largest)
-            np.testing.assert_allclose(value, one[tensor], rtol=0, atol=tolerance, err_msg=f"{kind} {tensor}")
+    run = runs.spec(layout=row[0], **changes(row))
+    results = pool.run(run.parallel.world, runs.check, run)
+    compare.same(results, references[key], TOLERANCE[run.train.precision])
 
 
 def test_every_value_of_every_dimension_occurs_three_times() -> None:

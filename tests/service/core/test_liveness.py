@@ -31,6 +31,18 @@ def test_limit(phase: Phase, step_s: float | None, step: int, seconds: float) ->
 
 
 @pytest.mark.parametrize(
+    ("source", "step", "seconds"),
+    [("builtin:topics", 4, 60 + 50 * 2), ("builtin:topics", 5, 60), ("builtin:topics", 0, 60), (None, 4, 60),
+     ("builtin:topics", 10, 600)],
+)  # fmt: skip
+def test_an_evaluation_has_its_time(source: str | None, step: int, seconds: float) -> None:
+    train = {"steps": 10, "global_batch": 16, "eval_every": 2 if step != 5 else 4, "eval_batches": 50}
+    spec = world.job_spec(data={"eval_source": source}, train=train)
+    evaluating = Job("a", 1, spec, 0.0, Phase.RUNNING, step_s=2.0, step=step, progress_at=100.0)
+    assert liveness.limit(Phase.RUNNING, evaluating) == seconds
+
+
+@pytest.mark.parametrize(
     ("phase", "at", "kind"),
     [(Phase.RUNNING, 160.0, None), (Phase.RUNNING, 160.1, "hang"), (Phase.STARTING, 281.0, "start_failed")],
 )

@@ -8,7 +8,7 @@ import pytest
 from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.job import Cause, Phase
-from service.core import liveness, machine
+from service.core import codec, liveness, machine
 from service.core.commands import StartGang, StopGang
 from tests.service.core import world
 from tests.service.core.world import World
@@ -29,6 +29,8 @@ FIELDS = {
     events.CheckpointPublished: {"step": 4, "manifest": "m4"},
     events.CheckpointRejected: {"manifest": "m4", "reason": "checksum"},
     events.SaveFailed: {"step": 4, "reason": "disk full"},
+    events.StepSkipped: {"step": 5, "action": "skip", "reason": "loss nan", "samples": (64, 65)},
+    events.Evaluated: {"step": 4, "loss": 2.5, "tokens": 4096},
 }
 Q, PL, ST, RU = Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING
 RE, FI, CA = Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
@@ -36,6 +38,7 @@ OK, BAD, GONE = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
 
 ILLEGAL = {
     *itertools.product([Q], [events.GangStarted, events.GangResumed, events.StepsCompleted, events.GangFinished]),
+    *itertools.product([Q], [events.StepSkipped, events.Evaluated]),
     *itertools.product([PL, ST, RU], [events.GangStopped]),
     *itertools.product([ST, RU], [events.GangRefused]),
 }
@@ -83,6 +86,8 @@ STOP, START, NONE = (StopGang,), (StartGang,), ()
         (RU, events.CheckpointPublished, RU, NONE, "CheckpointPublished"),
         (RU, events.CheckpointRejected, RU, NONE, "CheckpointRejected"),
         (RU, events.SaveFailed, RU, NONE, "SaveFailed"),
+        *((phase, kind, phase, NONE, kind.__name__)
+          for phase in (PL, ST, RU, RE, FI, CA) for kind in (events.StepSkipped, events.Evaluated)),
         (RE, events.GangStopped, PL, START, "GangPlaced"),
         (RE, events.GangRefused, PL, START, "GangPlaced"),
         (RE, events.GangFaulted, RE, NONE, None),
@@ -369,6 +374,110 @@ def test_a_rejected_checkpoint_is_not_tried_again() -> None:
     here.fault()
     here.stopped()
     assert here.commands[-1].rejected == ("m4",)
+
+
+@pytest.mark.parametrize(
+    ("action", "then", "says"),
+    [
+        ("skip", RU, "attempt 1 leaves out the samples of step 5 and goes on with the next ones: loss nan"),
+        ("rescale", RU, "attempt 1 does step 5 again with a smaller loss scale: loss nan"),
+        ("rollback", ST, "attempt 1 goes back from step 5 to its newest checkpoint and leaves out the samples since: "
+         "loss nan"),
+    ],
+)  # fmt: skip
+def test_a_step_without_a_number(action: str, then: Phase, says: str) -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    here.now += 59
+    decision = here.gang(events.StepSkipped, step=5, action=action, reason="loss nan", samples=(64, 65))
+    (record,) = decision.records
+    assert (here.job().phase, record.reason, decision.commands) == (then, says, ())
+    assert {**record.data, "phase": None} == {
+        "step": 5, "action": action, "samples": (64, 65), "attempt": 1, "phase": None,
+    }  # fmt: skip
+    assert here.tick(59).records == ()  # it counts as a sign of life
+    assert here.job().phase is then
+
+
+def test_an_attempt_that_goes_back_has_the_time_of_a_start_and_counts_each_step_once() -> None:
+    here = World(world.fleet(1))
+    here.submit()
+    here.start()
+    here.steps(1, 4)
+    here.gang(events.CheckpointPublished, step=4, manifest="m4")
+    here.steps(5, 7)
+    here.gang(events.Evaluated, step=7, loss=2.5, tokens=4096)
+    here.gang(events.StepSkipped, step=8, action="rollback", reason="loss nan", samples=())
+    here.tick(170)
+    assert here.gang(events.GangResumed, step=4, manifest="m4").records[0].type == "GangResumed"
+    job = here.job()
+    assert (job.phase, job.step, job.high_step, job.attempt, job.incidents) == (ST, 4, 7, 1, ())
+    here.steps(5, 7)
+    here.gang(events.Evaluated, step=7, loss=2.25, tokens=4096)
+    job = here.job()
+    assert (job.phase, job.step, job.tokens, job.samples) == (RU, 7, 7 * 256, 7 * 16)
+    assert (job.productive_s, job.eval_step, job.eval_loss) == (7 * world.STEP_S, 7, 2.25)
+    here.steps(8, 10)
+    here.gang(events.GangFinished)
+    here.stopped()
+    assert (here.job().phase, here.job().tokens, here.job().productive_s) == (OK, 10 * 256, 10 * world.STEP_S)
+    told = [record.type for record in here.records]
+    assert told.count("JobRunning") == told.count("GangResumed") == told.count("Evaluated") == 2
+
+
+def test_an_attempt_that_goes_back_and_does_not_arrive_is_broken() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    here.gang(events.StepSkipped, step=5, action="rollback", reason="loss nan", samples=())
+    here.tick(181)
+    assert (here.job().phase, here.job().incidents[0].kind) == (RE, "start_failed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "at_step"),
+    [("numeric", Cause.USER_ERROR, "NonFinite: loss nan at step 5"), ("drift", Cause.INFRASTRUCTURE, "Drifted: w")],
+)
+def test_figures_that_go_wrong_at_the_same_step_again_and_again_end_the_job(
+    kind: str, cause: Cause, at_step: str
+) -> None:
+    here = World(world.fleet(1))
+    here.submit(job=world.spec(budgets=(("user_error", -1), ("infrastructure", -1))))
+    for time in range(3):
+        here.start(resumed=0)
+        here.steps(1, 4)
+        here.fault(kind, f"{at_step} on rank {time}")  # the place may differ
+        assert here.job().incidents[-1].cause is cause
+        here.stopped()
+        here.tick(30)
+    assert (here.job().phase, here.job().attempt) == (BAD, 3)
+    assert here.job().reason.startswith(
+        f"no_progress: 3 times at the same step: {kind} on rank 1 after step 4: {at_step}"
+    )
+
+
+def test_copies_that_drift_are_healed_by_the_newest_checkpoint_at_no_cost_of_the_user() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU, job=world.spec(steps=40, budgets=(("user_error", 0),)))
+    for step in (8, 16, 24, 32):
+        here.gang(events.CheckpointPublished, step=step - 4, manifest=f"m{step - 4}")
+        here.steps(step - 3, step)
+        here.fault("drift", "Drifted: copies that must be equal are not")
+        assert here.job().phase is RE
+        here.stopped()
+        here.tick(5)
+        here.start(resumed=step - 4, manifest=f"m{step - 4}")
+        here.steps(step - 3, step)
+    assert here.job().phase is RU
+
+
+@pytest.mark.parametrize(("loss", "kept", "says"), [(2.5, 2.5, "loss 2.5000"), (float("nan"), None, "loss nan")])
+def test_an_evaluation_is_kept_and_told(loss: float, kept: float | None, says: str) -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    (record,) = here.gang(events.Evaluated, step=4, loss=loss, tokens=4096).records
+    assert record.reason == f"evaluation after step 4: {says} over 4096 tokens"
+    assert (here.job().eval_step, here.job().eval_loss, here.job().loss) == (4, kept, 1.0)
+    codec.dump(here.job())
 
 
 def test_an_event_of_a_forgotten_job_is_dropped() -> None:

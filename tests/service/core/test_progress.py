@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -44,6 +45,13 @@ def test_the_first_step_tells_where_the_attempt_continued() -> None:
 
 def test_progress_is_not_later_than_its_report() -> None:
     assert progress.completed(job(), steps(1, 1), 100.5).progress_at == 100.5
+
+
+def test_an_evaluation_told_again_replaces_the_old_one_and_counts_nothing() -> None:
+    one = progress.completed(progress.resumed(job(), 0, 100.0), steps(1, 8), 109.0)
+    two = progress.evaluated(progress.evaluated(one, 8, 2.5, 111.0), 4, 2.25, 112.0)
+    assert (two.eval_step, two.eval_loss, two.progress_at) == (4, 2.25, 112.0)
+    assert dataclasses.replace(two, eval_step=None, eval_loss=None, progress_at=one.progress_at) == one
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

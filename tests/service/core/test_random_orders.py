@@ -16,10 +16,13 @@ from tests.service.core.world import World
 
 NODES = world.fleet(2, 2, 1)
 STEPS = 6
+ANSWERS = ["start", "resume", "step", "step", "finish", "stop", "save", "evaluate", "skip", "rollback"]
 FAULTS = st.lists(
     st.builds(
         events.Fault,
-        st.sampled_from(["process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "hang", "start_failed"]),
+        st.sampled_from(
+            ["process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "drift", "hang", "start_failed"]
+        ),
         st.sampled_from(["one", "two", "three"]),
         rank=st.integers(0, 3),
     ),
@@ -70,7 +73,7 @@ class Runtime(RuleBasedStateMachine):
         self.act(self.world.cancel(data.draw(st.sampled_from(sorted(self.world.state.jobs)))))
 
     @precondition(lambda self: self.gangs)
-    @rule(data=st.data(), answer=st.sampled_from(["start", "resume", "step", "step", "finish", "stop", "save"]))
+    @rule(data=st.data(), answer=st.sampled_from(ANSWERS))
     def answers(self, data: st.DataObject, answer: str) -> None:
         self.answer(self.gangs[data.draw(st.sampled_from(sorted(self.gangs)))], answer)
 
@@ -112,6 +115,13 @@ class Runtime(RuleBasedStateMachine):
             self.tell(events.StepsCompleted, gang, steps=(world.step(gang.step, self.world.now),))
         elif answer == "save" and gang.step:
             self.tell(events.CheckpointPublished, gang, step=gang.step, manifest=f"m{gang.step}")
+        elif answer == "evaluate" and gang.step:
+            self.tell(events.Evaluated, gang, step=gang.step, loss=1.0, tokens=256)
+        elif answer in ("skip", "rollback") and gang.step is not None and gang.step < STEPS:
+            self.tell(events.StepSkipped, gang, step=gang.step + 1, action=answer, reason="loss nan", samples=())
+            if answer == "rollback":
+                gang.step = self.world.job(gang.uid).checkpoint_step or 0
+                self.tell(events.GangResumed, gang, step=gang.step, manifest=None)
         elif answer == "finish" and gang.step == STEPS:
             self.tell(events.GangFinished, gang)
         elif answer == "stop" and gang.stop:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,8 @@ def broken(job: Job, faults: list[Fault], at: float) -> tuple[Job, recovery.Verd
         (["hang", "gang_lost"], "gang_lost"),
         (["numeric", "hang"], "hang"),
         (["user", "numeric"], "numeric"),
+        (["numeric", "drift"], "drift"),
+        (["drift", "process_died"], "process_died"),
         (["user", "start_failed"], "start_failed"),
     ],
 )
@@ -55,7 +58,7 @@ def test_of_equal_faults_the_first_is_blamed() -> None:
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [("node_lost", INFRA), ("process_died", INFRA), ("gang_lost", INFRA), ("peer", INFRA),
-     ("start_failed", INFRA), ("hang", HANG), ("numeric", USER), ("user", USER)],
+     ("start_failed", INFRA), ("hang", HANG), ("numeric", USER), ("drift", INFRA), ("user", USER)],
 )  # fmt: skip
 def test_cause(kind: str, cause: Cause) -> None:
     assert recovery.cause_of(Fault(kind, "")) is cause
@@ -124,6 +127,18 @@ def test_the_same_root_at_the_same_step_three_times_is_no_progress(third: Fault,
     assert verdict.restart is restart
     if not restart:
         assert verdict.reason == "no_progress: 3 times at the same step: user on rank 7 after step 5: ValueError: bad"
+
+
+@pytest.mark.parametrize("kind", ["numeric", "drift"])
+@pytest.mark.parametrize(
+    ("third", "restart"), [({"message": "NonFinite: loss inf", "rank": 7}, False), ({"message": "", "step": 9}, True)]
+)
+def test_figures_and_places_make_no_other_numeric_fault(kind: str, third: dict[str, Any], restart: bool) -> None:
+    job = running(user_error=-1)
+    for number in range(2):
+        job, verdict = broken(job, [Fault(kind, f"NonFinite: loss nan in stage {number}", rank=number)], 100.0)
+        assert verdict.restart
+    assert recovery.judge(job, [Fault(kind, **third)], 300.0).restart is restart
 
 
 def test_a_storage_outage_is_waited_for_and_no_lack_of_progress() -> None:

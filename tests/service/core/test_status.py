@@ -13,6 +13,7 @@ def test_a_running_job() -> None:
     here = World(world.fleet(2))
     here.bring(Phase.RUNNING, job=world.spec(slots=3, steps=10))
     here.gang(events.CheckpointPublished, step=4, manifest="m4")
+    here.gang(events.Evaluated, step=4, loss=2.5, tokens=4096)
     told = status(here.job())
     assert (told.attempt, told.holds_slots, told.checkpoint_step, told.checkpoint) == (1, True, 4, "m4")
     assert [(place.rank, place.node, place.slot) for place in told.placement] == [
@@ -22,6 +23,7 @@ def test_a_running_job() -> None:
     ]
     progress = told.progress
     assert (progress.step, progress.steps, progress.samples, progress.tokens) == (4, 10, 64, 1024)
+    assert (progress.eval_loss, progress.eval_step) == (2.5, 4)
     assert (progress.loss, progress.tokens_per_s, progress.eta_s) == (1.0, 512.0, 6 * world.STEP_S)
 
 

@@ -24,6 +24,10 @@ def done(step: int) -> reports.StepDone:
     return reports.StepDone(step, 90.0 + step, 1.0, 0.5, 1e-3, tokens=256, samples=16 * step, step_s=0.25)
 
 
+def completed(step: int) -> events.Step:
+    return events.Step(step, 90.0 + step, 1.0, 0.5, 1e-3, tokens=256, samples=16 * step, step_s=0.25)
+
+
 def shard(step: int, rank: int, index: str = "") -> reports.ShardSaved:
     return reports.ShardSaved(step, rank, index or f"{step}-{rank}", "d", 8, {"step": step}, 0.0)
 
@@ -59,6 +63,29 @@ SAID: list[tuple[list[Any], list[events.Event]]] = [
             events.StepsCompleted("job", 2, (events.Step(3, 93.0, 1.0, 0.5, 1e-3, 256, 48, 0.25),), 100.0),
         ],
     ),
+    (
+        [reports.StepSkipped(5, 95.0, "skip", "loss nan", (64, 65))],
+        [events.StepSkipped("job", 2, 5, "skip", "loss nan", (64, 65), 100.0)],
+    ),
+    ([reports.Evaluated(4, 95.0, 2.5, 4096)], [events.Evaluated("job", 2, 4, 2.5, 4096, 100.0)]),
+    (  # what is told of steps comes after them, and after a rollback they come again
+        [
+            done(3),
+            reports.Evaluated(3, 95.0, 2.5, 4096),
+            done(4),
+            reports.StepSkipped(5, 95.0, "rollback", "nan"),
+            reports.Resumed(2, "m2"),
+            done(3),
+        ],
+        [
+            events.StepsCompleted("job", 2, (completed(3),), 100.0),
+            events.Evaluated("job", 2, 3, 2.5, 4096, 100.0),
+            events.StepsCompleted("job", 2, (completed(4),), 100.0),
+            events.StepSkipped("job", 2, 5, "rollback", "nan", (), 100.0),
+            events.GangResumed("job", 2, 2, "m2", 100.0),
+            events.StepsCompleted("job", 2, (completed(3),), 100.0),
+        ],
+    ),
     ([reports.Finished(0, 9)], []),
     ([failed(1, "user")], []),
     ([RankDied(1, 95.0)], []),
@@ -88,6 +115,13 @@ FAULTS = [
     # what is said, the fault that it is, and for how long its echoes, or its root, are waited for
     (failed(1, "user"), events.Fault("user", "bad", 1, "n0", 3, "Traceback"), ECHO_S),
     (failed(3, "numeric"), events.Fault("numeric", "bad", 3, "n1", 3, "Traceback"), ECHO_S),
+    (
+        failed(3, "numeric", "NonFinite: Drifted: x"),
+        events.Fault("numeric", "NonFinite: Drifted: x", 3, "n1", 3, "Traceback"),
+        ECHO_S,
+    ),
+    (failed(3, "numeric", "Drifted: x"), events.Fault("drift", "Drifted: x", 3, "n1", 3, "Traceback"), ECHO_S),
+    (failed(3, "user", "Drifted: x"), events.Fault("user", "Drifted: x", 3, "n1", 3, "Traceback"), ECHO_S),
     (failed(3, "storage"), events.Fault("storage", "bad", 3, "n1", 3, "Traceback"), ECHO_S),
     (RankDied(3, 95.0), events.Fault("process_died", "process of rank 3 is gone", 3, "n1", 0), ECHO_S),
     (failed(2, "peer"), events.Fault("peer", "bad", 2, "n1", 3, "Traceback"), ROOT_S),

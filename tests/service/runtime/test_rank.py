@@ -6,7 +6,8 @@ import pytest
 from torch.distributed import DistBackendError
 
 from service.runtime import rank
-from workers.blame import NonFinite
+from workers import reports
+from workers.blame import Drifted, NonFinite
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch]
 
@@ -27,6 +28,7 @@ def wrapped(cause: BaseException) -> BaseException:
         (FileNotFoundError("corpus.txt"), "user"),
         (OSError(errno.EIO, "Input/output error"), "storage"),
         (NonFinite("loss is nan"), "numeric"),
+        (Drifted("copies"), "numeric"),
         (DistBackendError("anything"), "peer"),
         (RuntimeError(CLOSED), "peer"),
         (wrapped(RuntimeError(CLOSED)), "peer"),
@@ -44,8 +46,30 @@ def test_whose_fault_it_is(error: BaseException, kind: str) -> None:
         (ValueError("no"), "ValueError: no"),
         (ValueError(), "ValueError: "),
         (ValueError("first\nsecond"), "ValueError: first"),
+        (Drifted("after step 4"), "Drifted: after step 4"),
         (wrapped(ValueError("no")), "RuntimeError: [Stage 0] failed to run forward:, from ValueError: no"),
     ],
 )
 def test_the_message_is_one_line_with_the_cause(error: BaseException, says: str) -> None:
     assert rank.message_of(error) == says
+
+
+SENTENCES: list[tuple[reports.Report, str]] = [
+    (
+        reports.StepDone(4, 90.0, 1.5, 0.25, 1e-3, tokens=256, samples=64, step_s=0.5),
+        "step 4  loss 1.5000  grad_norm 0.250  lr 0.001  512 tokens/s",
+    ),
+    (reports.StepSkipped(5, 90.0, "skip", "loss nan", (1, 2)), "step 5 skipped (skip): loss nan"),
+    (reports.Evaluated(5, 90.0, 2.5, 4096), "evaluation after step 5  loss 2.5000  tokens 4096"),
+    (reports.Resumed(4, "m4"), "continuing after step 4 from m4"),
+    (reports.Resumed(0, None), "continuing after step 0 from the seed"),
+    (reports.SaveFailed(4, 1, "disk full"), "step 4 could not be saved: disk full"),
+    (reports.Finished(0, 9), "finished after step 9"),
+    (reports.Moved(0, "step", 4, 90.0), ""),
+    (reports.Failed(0, "user", 4, "no", "Traceback"), ""),
+]
+
+
+@pytest.mark.parametrize(("report", "line"), SENTENCES)
+def test_what_the_log_says(report: reports.Report, line: str) -> None:
+    assert rank.sentence(report) == line

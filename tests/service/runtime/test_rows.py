@@ -58,6 +58,14 @@ METRICS = [
             MetricRow("a", 2, 2, 112.0, figures(2, 512.0)),
         ],
     ),
+    (
+        [steps(world.step(1, 101.0)), events.Evaluated("a", 1, 1, 2.5, 4096, 105.0), steps(world.step(2, 112.0))],
+        [
+            MetricRow("a", 1, 1, 101.0, figures(1, 512.0)),
+            MetricRow("a", 1, 1, 105.0, {"eval_loss": 2.5, "eval_tokens": 4096}, beside=True),
+            MetricRow("a", 2, 1, 112.0, figures(2, 512.0)),
+        ],
+    ),
 ]
 
 

@@ -78,6 +78,41 @@ def test_a_step_has_one_row(
     assert (row.attempt, row.values["loss"]) == kept
 
 
+def evaluation(step: int, attempt: int, loss: float) -> MetricRow:
+    return MetricRow("a", step, attempt, at=90.0, values={"eval_loss": loss}, beside=True)
+
+
+@pytest.mark.parametrize(
+    ("commits", "kept"),
+    [
+        ([[metric(1, 1), evaluation(1, 1, 0.5)]], {"loss": 1.0, "eval_loss": 0.5}),
+        ([[metric(1, 1)], [evaluation(1, 1, 0.5)]], {"loss": 1.0, "eval_loss": 0.5}),
+        ([[metric(1, 1)], [evaluation(1, 1, 0.5)], [evaluation(1, 1, 0.4)]], {"loss": 1.0, "eval_loss": 0.4}),
+        ([[metric(1, 1)], [evaluation(1, 1, 0.5), evaluation(1, 1, 0.4)]], {"loss": 1.0, "eval_loss": 0.4}),
+        # the step is done again, by a later attempt or by the same one, and evaluated again
+        ([[metric(1, 1)], [evaluation(1, 1, 0.5)], [metric(1, 2, 2.0)]], {"loss": 2.0}),
+        ([[metric(1, 1)], [evaluation(1, 1, 0.5)], [metric(1, 1, 2.0)]], {"loss": 2.0}),
+        ([[metric(1, 1), evaluation(1, 1, 0.5), metric(1, 1, 2.0)]], {"loss": 2.0}),
+        (
+            [[metric(1, 1), evaluation(1, 1, 0.5)], [metric(1, 2, 2.0), evaluation(1, 2, 0.3)]],
+            {"loss": 2.0, "eval_loss": 0.3},
+        ),
+        # an old attempt's late word
+        ([[metric(1, 2)], [evaluation(1, 1, 0.5)]], {"loss": 1.0}),
+        ([[metric(1, 2), evaluation(1, 1, 0.5)]], {"loss": 1.0}),
+        ([[evaluation(1, 1, 0.5), metric(1, 2)]], {"loss": 1.0}),
+        ([[metric(1, 1)], [evaluation(1, 1, float("nan"))]], {"loss": 1.0, "eval_loss": None}),
+        ([[evaluation(1, 1, 0.5)]], None),  # of no step that is known
+    ],
+)
+def test_an_evaluation_stands_beside_its_step(
+    store: Store, epoch: int, commits: list[list[MetricRow]], kept: dict[str, float | None] | None
+) -> None:
+    for rows in commits:
+        store.commit(epoch, Changes(metrics=rows))
+    assert [row.values for row in store.metrics("a", after_step=0)] == ([] if kept is None else [kept])
+
+
 def test_metrics_are_read_on_from_a_step(store: Store, epoch: int) -> None:
     store.commit(epoch, Changes(metrics=[metric(step, 1) for step in (3, 1, 2, 4)]))
     assert [row.step for row in store.metrics("a", after_step=1, limit=2)] == [2, 3]
