@@ -17,8 +17,12 @@ from service.store.jobs import Store
 log = logging.getLogger("phalanx.api")
 
 
-def create_app(store: Store, token: str, storage_root: str, allowed_roots: Sequence[str] = ()) -> FastAPI:
-    """`allowed_roots`: where besides `storage_root` checkpoints may be kept. The caller closes the store."""
+def create_app(
+    store: Store, token: str, storage_root: str, allowed_roots: Sequence[str] = (), models: Sequence[str] = ()
+) -> FastAPI:
+    """`allowed_roots`: where besides `storage_root` checkpoints may be kept. `models`: the packages and modules that
+    a job's own model may come from. The caller closes the store.
+    """
     app = FastAPI(
         title="Phalanx",
         version=metadata.version("phalanx"),
@@ -27,7 +31,7 @@ def create_app(store: Store, token: str, storage_root: str, allowed_roots: Seque
         redoc_url=None,
         lifespan=_lifespan,
     )
-    app.state.door = Door(store, storage_root, tuple(allowed_roots))
+    app.state.door = Door(store, storage_root, tuple(allowed_roots), tuple(models))
     errors.install(app)
     for routes in (health, jobs, streams, figures, fleet):
         app.include_router(routes.router)

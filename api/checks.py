@@ -1,6 +1,6 @@
 """What is refused at the door beyond the spec: what is not there, does not fit, or reaches where it may not.
 
-Reads storage and the fleet; writes nothing.
+Reads storage and the fleet; writes nothing, and imports nothing that a job names.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from service.contracts.cluster import Fleet, Node
 from service.contracts.job import JobSpec
 from service.core.plan import search
 from service.store.records import NodeRow
+from workers.models.spec import BUILT_IN
 
 BUILTIN_DATA = "builtin:topics"
 REMOTE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
@@ -25,10 +26,16 @@ LONGEST, LONGEST_NAME = 1000, 255  # bytes that file systems and object stores t
 SCHEMES_HINT = "use an absolute path, file:///..., or an object store such as s3://bucket/..."
 
 
-def submission(spec: JobSpec, nodes: Sequence[NodeRow], roots: Sequence[str]) -> None:
-    """UserError naming the field, when this job can't run here. `roots`: where checkpoints may go."""
+def submission(spec: JobSpec, nodes: Sequence[NodeRow], roots: Sequence[str], models: Sequence[str] = ()) -> None:
+    """UserError naming the field, when this job can't run here.
+
+    `roots`: where checkpoints may go. `models`: where models besides the built-in one may come from.
+    """
+    model(spec.model.family, models)
     checkpoint_root(spec.checkpoint.root, roots)
     data(spec.data.source)
+    if spec.data.eval_source is not None:
+        data(spec.data.eval_source, "data.eval_source")
     tokenizer(spec.data.tokenizer)
     if nodes:  # none seen yet: the controller has not looked, and the job waits for it
         search.check_fits(spec, fleet(nodes))
@@ -40,8 +47,23 @@ def fleet(nodes: Sequence[NodeRow]) -> Fleet:
     return Fleet(tuple(Node(**{name: getattr(row, name) for name in kept}) for row in ordered))
 
 
-def data(source: str) -> None:
-    field = "data.source"
+def model(family: str, allowed: Sequence[str]) -> None:
+    """A model by import path is code that every rank runs: only from where the operator allows."""
+    path = family.partition(":")[0]
+    if family == BUILT_IN or any(path == known or path.startswith(f"{known}.") for known in allowed):
+        return
+    field = "model.family"
+    works = (
+        f"use {BUILT_IN}, or a class under {' or '.join(allowed)}" if allowed else f"only {BUILT_IN} is allowed here"
+    )
+    raise errors.UserError(
+        f"{field}: this service runs no model from {path}",
+        hint=f"{works}; the operator allows packages and modules by PHALANX_MODELS",
+        field=field,
+    )
+
+
+def data(source: str, field: str = "data.source") -> None:
     if source == BUILTIN_DATA:
         return
     if source.startswith("builtin:"):

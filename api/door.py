@@ -1,4 +1,4 @@
-"""What the routes work with, kept on the app: the store, the storage root, the roots for checkpoints."""
+"""What the routes work with, kept on the app: the store, the storage root, and what a job may reach."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Door:
     store: Store
     storage_root: str
     allowed_roots: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
     @property
     def roots(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def run(settings: Settings) -> None:
     store = Store.open(settings.store)
     try:
         config = uvicorn.Config(
-            app.create_app(store, token, settings.storage, settings.allowed_roots),
+            app.create_app(store, token, settings.storage, settings.allowed_roots, settings.models),
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=GRACE_S,

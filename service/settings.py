@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ class Settings:
     lease_ttl_s: float
     allowed_roots: tuple[str, ...]  # where a job may keep its checkpoints: `storage` first
     scratch: str = ""  # folder on each node for the output of its ranks, until it is shipped
+    models: tuple[str, ...] = ()  # packages and modules whose classes a job may name as its model.family
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -45,6 +47,7 @@ class Settings:
             lease_ttl_s=_seconds("PHALANX_LEASE_TTL_S", given.get("PHALANX_LEASE_TTL_S", "10")),
             allowed_roots=tuple(dict.fromkeys(roots)),
             scratch=str(_path("PHALANX_SCRATCH", given.get("PHALANX_SCRATCH", scratch))),
+            models=_modules("PHALANX_MODELS", given.get("PHALANX_MODELS", "")),
         )
 
     def allows(self, root: str) -> bool:
@@ -86,6 +89,15 @@ def _path(variable: str, text: str) -> Path:
 def _parts(root: str) -> list[str]:
     scheme, found, rest = root.removeprefix("file://").partition("://")
     return [scheme, *filter(None, rest.split("/"))] if found else list(Path(scheme).parts)
+
+
+def _modules(variable: str, text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
+            hint = "write packages or modules, such as my_package.models,other_package"
+            raise _refusal(variable, f"{name!r} is neither a package nor a module", hint)
+    return names
 
 
 def _host(text: str) -> str:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from workers.optimizer import local
+from workers.numerics import local
 
 
 class NonFinite(ArithmeticError):

@@ -23,7 +23,8 @@ from workers.models.decoder import initialise
 from workers.models.moe import MixtureOfExperts
 from workers.models.seams import IGNORED, NOBODY
 from workers.models.sharding import stored_axes
-from workers.optimizer import Optimizer, gradients, local
+from workers.numerics import local
+from workers.optimizer import Optimizer, gradients
 from workers.parallel import data, expert, mesh, pipeline, recompute, tensor
 from workers.parallel.precision import COMPUTE, PARAMETERS, LossScale
 from workers.spec import RunSpec, check_layout
@@ -167,6 +168,7 @@ class Engine:
         counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros(())
         losses = self.pipeline.run(*self._micro_batches(tokens, targets, first))
         self.sightings.losses = losses
+        tensor.reduce(self.named.values())
         if self.tie is not None:
             self.tie.add(gradients(self._tied()))
         share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
@@ -252,6 +254,11 @@ class Engine:
         """What this rank has of a tied embedding."""
         return [p for p in (self.named.get("embedding.weight"), *self.copies.values()) if p is not None]
 
+    def gradients(self) -> State:
+        """What `gradient` left, by name of the parameter."""
+        found = {name: parameter.grad for name, parameter in self.named.items()}
+        return {name: self._placed(grad) for name, grad in found.items() if grad is not None}
+
     def state(self) -> State:
         """Every tensor of the training state that this rank owns, by logical name: DTensors on the (dp, tp) mesh."""
         return self._state(self.named)
@@ -272,18 +279,16 @@ class Engine:
         self.scale.resume(progress.get("scaler", {}))
 
     def _state(self, named: Mapping[str, nn.Parameter]) -> State:
-        parameters = {f"model.{name}": p.detach() for name, p in named.items()}
-        return {**parameters, **self.optimizer.state(named), **self._biases()}
+        tensors = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
+        tensors |= {f"model.{name}.router.balance": moe.router.balance for name, moe in self.moes.items()}
+        return {name: self._placed(tensor) for name, tensor in (tensors | self.optimizer.state(named)).items()}
 
-    def _biases(self) -> State:
-        """Of the experts' balance: equal on all ranks of a stage."""
-        copies = self.mesh["replicate", "shard", "tp"]
-        return {
-            f"model.{name}.router.balance": DTensor.from_local(
-                moe.router.balance, copies, [Replicate()] * 3, run_check=False
-            )
-            for name, moe in self.moes.items()
-        }
+    def _placed(self, tensor: torch.Tensor) -> DTensor:
+        """What is no DTensor is the same on all ranks of a stage."""
+        if isinstance(tensor, DTensor):
+            return tensor
+        stage = self.mesh["replicate", "shard", "tp"]
+        return DTensor.from_local(tensor, stage, [Replicate()] * 3, run_check=False)
 
     def axes(self) -> dict[str, tuple[int, ...]]:
         """Stored order of each tensor's dimensions."""

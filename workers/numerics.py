@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -11,18 +12,25 @@ from torch.distributed.tensor import DTensor, Replicate
 
 def local_square(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
     """This rank's share of the squared gradient norm, float64: their sum over the world has each element once."""
-    total = torch.zeros((), dtype=torch.float64)
-    for parameter in parameters:
-        gradient = parameter.grad
-        if not isinstance(gradient, DTensor):
-            continue
-        copies = 1
-        for axis, placement in enumerate(gradient.placements):
-            if isinstance(placement, Replicate):
-                copies *= gradient.device_mesh.size(axis)
-        local = gradient.to_local()
-        total = total.to(local.device) + local.to(torch.float64).square().sum() / copies
-    return total
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64)
+    norms = torch.stack(torch._foreach_norm([local(one) for one in gradients], dtype=torch.float64))
+    shares = torch.tensor([1.0 / copies(one) for one in gradients], dtype=torch.float64)
+    return (norms.square() * shares.to(norms.device, non_blocking=True)).sum()
+
+
+def copies(tensor: torch.Tensor) -> int:
+    """Ranks that hold the same elements."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if isinstance(placement, Replicate))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def agree(loss: torch.Tensor, square: torch.Tensor, tokens: torch.Tensor) -> tuple[float, float, float]:
@@ -63,8 +71,8 @@ def drifted(named: Mapping[str, torch.Tensor]) -> list[str]:
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """An int64 that another value of any one element changes, whatever its place."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    bits = local.detach().contiguous().view(-1).view(BITS[local.element_size()]).to(torch.int64)
+    own = local(tensor)
+    bits = own.detach().contiguous().view(-1).view(BITS[own.element_size()]).to(torch.int64)
     odd = torch.arange(1, 2 * len(bits), 2, device=bits.device)  # an odd factor loses no bit
     return (bits * odd).sum()
 

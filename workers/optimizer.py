@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from workers.numerics import local
 from workers.spec import TrainSpec
 
 
@@ -106,11 +106,6 @@ class Optimizer:
             for shard in self.shards:
                 device = shard.device if shard.device.type == "cuda" else None
                 self.inner.state[shard]["step"] = torch.tensor(float(self.steps), device=device)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:

@@ -29,7 +29,7 @@ from workers.throughput import Throughput
 
 Listener = Callable[[Report], None]
 
-SKIPS = 32  # steps in a row without a number before a run is given up
+SKIPS = 32  # steps without a number, and none further than before, before a run is given up
 PUBLISHED_S = 30.0  # that a rollback waits for the publication of the last save
 
 
@@ -67,7 +67,7 @@ class Loop:
         self.assignment, self.storage, self.build, self.tell = assignment, storage, build, tell
         self.corpus, self.saver, self.run_spec = corpus, saver, assignment.run
         self.other = evaluation(self.run_spec)
-        self.leads, self.skips, self.saved = assignment.rank == 0, 0, 0
+        self.leads, self.skips, self.saved, self.furthest = assignment.rank == 0, 0, 0, 0
         self.engine, self.cursor = continued(assignment, storage, build, tell)
 
     def run(self) -> None:
@@ -78,7 +78,9 @@ class Loop:
             if not outcome.finite:
                 self.skip(outcome)
                 continue
-            step, self.skips = self.cursor.step, 0
+            step = self.cursor.step
+            if step > self.furthest:  # after a rollback, only what is new is progress
+                self.furthest, self.skips = step, 0
             if self.leads:
                 self.tell(self.done(outcome, speed))
             self.tell(Moved(self.assignment.rank, "step", step, time.time()))

@@ -65,6 +65,9 @@ def _facts(view: JobView) -> Table:
     if progress.loss is not None:
         first = tables.number(progress.loss_first, ".4f")
         facts.add_row("loss", f"{first} at first, {progress.loss:.4f} now")
+    if progress.eval_step is not None:
+        loss = tables.number(progress.eval_loss, ".4f")
+        facts.add_row("evaluation", f"loss {loss} on other text, after step {progress.eval_step}")
     if status.layout is not None:
         nodes = ", ".join(dict.fromkeys(place.node for place in status.placement))
         on = f", on {nodes}" if nodes else ""
@@ -165,6 +168,8 @@ def _steps(view: JobView) -> str:
 def _figures(view: JobView) -> str:
     progress = view.status.progress
     figures = [f"loss {tables.number(progress.loss, '.3f')}"]
+    if progress.eval_loss is not None:
+        figures.append(f"eval {progress.eval_loss:.3f}")
     if progress.tokens_per_s is not None:
         figures.append(f"{progress.tokens_per_s:,.0f} tok/s")
     if progress.eta_s is not None and not view.phase.terminal:

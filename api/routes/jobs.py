@@ -61,7 +61,7 @@ def _submitted(given: Door, spec: JobSpec, key: str | None, now: float) -> tuple
     # Before the checks: what was accepted once is answered again, also when it would no longer fit.
     if key is not None and (known := given.store.submitted(key, digest, now)):
         return known, False
-    checks.submission(spec, given.store.nodes(), given.roots)
+    checks.submission(spec, given.store.nodes(), given.roots, given.models)
     return given.store.submit(
         document,
         spec.name,

@@ -9,7 +9,7 @@ from service.contracts.cluster import Fleet
 from service.contracts.job import JobSpec
 
 FaultKind = Literal[
-    "process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "storage", "hang", "start_failed"
+    "process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "drift", "storage", "hang", "start_failed"
 ]
 
 
@@ -168,6 +168,31 @@ class SaveFailed:
     at: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepSkipped:
+    """Loss or gradient was no number; no parameter changed, and the attempt goes on."""
+
+    uid: str
+    attempt: int
+    step: int  # that would have been completed
+    action: Literal["skip", "rollback", "rescale"]
+    reason: str
+    samples: tuple[int, ...]  # of the micro-batch where it began
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The mean loss on other text than is trained on, after `step`."""
+
+    uid: str
+    attempt: int
+    step: int
+    loss: float
+    tokens: int
+    at: float
+
+
 GangEvent = (
     GangStarted
     | GangRefused
@@ -179,6 +204,8 @@ GangEvent = (
     | CheckpointPublished
     | CheckpointRejected
     | SaveFailed
+    | StepSkipped
+    | Evaluated
 )
 JobEvent = JobSubmitted | CancelRequested | GangEvent
 Event = JobEvent | FleetObserved | Ticked

@@ -45,6 +45,8 @@ class Progress(View):
     tokens: int = 0
     loss: float | None = None
     loss_first: float | None = None
+    eval_loss: float | None = None  # on other text than is trained on, when it was last told
+    eval_step: int | None = None  # after which it was
     tokens_per_s: float | None = None
     eta_s: float | None = None
 

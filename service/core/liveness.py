@@ -33,7 +33,15 @@ def limit(phase: Phase, job: Job, limits: Limits = DEFAULT) -> float:
     if phase is not Phase.RUNNING:
         return math.inf
     learned = max(limits.step_s, limits.step_factor * (job.step_s or 0.0))
+    learned += _evaluation_s(job)
     return max(learned, limits.saving_s) if job.step >= job.spec.train.steps else learned
+
+
+def _evaluation_s(job: Job) -> float:
+    """What an evaluation after the newest step takes at most: each of its batches less than a step."""
+    train = job.spec.train
+    due = job.spec.data.eval_source is not None and job.step > 0 and job.step % train.eval_every == 0
+    return train.eval_batches * (job.step_s or 0.0) if due else 0.0
 
 
 def overdue(job: Job, at: float, limits: Limits = DEFAULT) -> Fault | None:

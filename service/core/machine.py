@@ -2,7 +2,7 @@
 
     queued      has no gang; waits for slots
     placing     StartGang is ordered; its slots are held
-    starting    every rank has its process; they load and make their first step
+    starting    every rank has its process; they load, the first time or again, and make their first step
     running     steps complete
     recovering  the attempt broke. StopGang is ordered; once the slots are free, waits for its turn like a
                 queued job, but before all of those
@@ -88,6 +88,9 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     **{(phase, events.CheckpointPublished): Rule(rules.published) for phase in LIVE},
     **{(phase, events.CheckpointRejected): Rule(rules.rejected) for phase in LIVE},
     **{(phase, events.SaveFailed): Rule(rules.save_failed) for phase in LIVE},
+    (RUNNING, events.StepSkipped): Rule(rules.skipped, (STARTING,)),
+    **{(phase, events.StepSkipped): Rule(rules.skipped) for phase in (PLACING, STARTING, *STOPPING)},
+    **{(phase, events.Evaluated): Rule(rules.evaluated) for phase in (*GANG, *STOPPING)},
 })  # fmt: skip
 
 IGNORED: Mapping[Pair, str] = MappingProxyType({

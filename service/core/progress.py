@@ -1,4 +1,4 @@
-"""What a job has done: where its attempt continued, and its steps, each counted once over all attempts."""
+"""What a job has done: where its attempt continued, its steps, each counted once over all attempts, its evaluations."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ def completed(job: Job, steps: Sequence[Step], at: float) -> Job:
     )
     job = dataclasses.replace(job, incidents=incidents.caught_up(job.incidents, job.attempt, job.step))
     return _counted(job, new) if new else job
+
+
+def evaluated(job: Job, step: int, loss: float, at: float) -> Job:
+    """The newest word counts: an attempt that does the step again says it again."""
+    return dataclasses.replace(seen(job, at), eval_step=step, eval_loss=loss if math.isfinite(loss) else None)
+
+
+def seen(job: Job, at: float) -> Job:
+    """The attempt works, though no step of it was completed."""
+    return dataclasses.replace(job, progress_at=max(job.progress_at, at))
 
 
 def _counted(job: Job, new: Sequence[Step]) -> Job:

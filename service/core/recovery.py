@@ -3,6 +3,10 @@
 One fault breaks many ranks within milliseconds: a lost node kills processes, and their peers see broken
 sockets. Of all evidence of one moment the root is judged, not its echoes. Each cause has its own budget
 within a window; the same root at the same step three times is no progress, whatever the budget has left.
+
+A loss that is no number comes again where the same samples make it: the user's, tried again because a device may
+have erred, and no progress soon. Copies that drift apart are a device's error; the newest checkpoint, which holds
+one copy, makes them equal again.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ BACKOFF_MAX_S = 60.0
 SAME_ROOT_LIMIT = 3
 
 ROOTS: tuple[FaultKind, ...] = (
-    "node_lost", "process_died", "gang_lost", "hang", "start_failed", "numeric", "storage", "user", "peer"
+    "node_lost", "process_died", "gang_lost", "hang", "start_failed", "drift", "numeric", "storage", "user", "peer"
 )  # fmt: skip
 """From root to echo. A rank whose peer died may raise anything: process_died is before user."""
 
@@ -32,10 +36,14 @@ CAUSES: dict[FaultKind, Cause] = {
     "start_failed": Cause.INFRASTRUCTURE,
     "storage": Cause.INFRASTRUCTURE,
     "peer": Cause.INFRASTRUCTURE,
+    "drift": Cause.INFRASTRUCTURE,
     "hang": Cause.HANG,
     "numeric": Cause.USER_ERROR,
     "user": Cause.USER_ERROR,
 }
+
+FIGURES: frozenset[FaultKind] = frozenset({"numeric", "drift"})
+"""Their messages tell figures and places, which may differ though the fault is the same."""
 
 SILENT: frozenset[FaultKind] = frozenset({"node_lost", "gang_lost", "hang", "start_failed"})
 """Nobody tells these when they happen; they are noticed."""
@@ -110,7 +118,7 @@ def _known(job: Job) -> list[tuple[str, str, int]]:
 
 def _key(root: Fault, step: int) -> tuple[str, str, int]:
     """What makes two faults the same. The rank knows its step best; the core's count may lag."""
-    return root.kind, first_line(root.message), root.step or step
+    return root.kind, "" if root.kind in FIGURES else first_line(root.message), root.step or step
 
 
 def _sentence(root: Fault, job: Job) -> str:

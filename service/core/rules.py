@@ -21,6 +21,12 @@ from workers.spec import ParallelLayout
 REFUSED_BACKOFF_MAX_S = 60.0
 NAMED_NODES = 4
 
+SKIPPED: Mapping[str, str] = {
+    "skip": "leaves out the samples of step {step} and goes on with the next ones",
+    "rollback": "goes back from step {step} to its newest checkpoint and leaves out the samples since",
+    "rescale": "does step {step} again with a smaller loss scale",
+}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotsFound:
@@ -193,6 +199,23 @@ def rejected(job: Job, event: events.CheckpointRejected, limits: Limits) -> Outc
 def save_failed(job: Job, event: events.SaveFailed, limits: Limits) -> Outcome:
     reason = f"checkpoint of step {event.step} could not be written, training goes on: {event.reason}"
     return Outcome(job, (), (_record(job, "SaveFailed", reason, event.at, {"step": event.step}),))
+
+
+def skipped(job: Job, event: events.StepSkipped, limits: Limits) -> Outcome:
+    """A gang at work that goes back is one that starts: it loads, and says where it continues."""
+    reason = f"attempt {job.attempt} {SKIPPED[event.action].format(step=event.step)}: {event.reason}"
+    data = {"step": event.step, "action": event.action, "samples": event.samples}
+    after = progress.seen(job, event.at)
+    if job.phase is Phase.RUNNING and event.action == "rollback":
+        return _move(after, Phase.STARTING, "StepSkipped", reason, event.at, data=data)
+    return Outcome(after, (), (_record(job, "StepSkipped", reason, event.at, data),))
+
+
+def evaluated(job: Job, event: events.Evaluated, limits: Limits) -> Outcome:
+    reason = f"evaluation after step {event.step}: loss {event.loss:.4f} over {event.tokens} tokens"
+    data = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
+    record = _record(job, "Evaluated", reason, event.at, data)
+    return Outcome(progress.evaluated(job, event.step, event.loss, event.at), (), (record,))
 
 
 def waiting(job: Job, reason: str, at: float) -> Outcome:

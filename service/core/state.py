@@ -79,6 +79,8 @@ class Job:
     tokens: int = 0  # of steps counted once
     loss: float | None = None
     loss_first: float | None = None
+    eval_loss: float | None = None  # as last told
+    eval_step: int | None = None
     productive_s: float = 0.0  # own time of each step, counted once
     tokens_per_s: float | None = None  # of the newest step
     step_s: float | None = None  # own time of recent steps, smoothed

@@ -32,6 +32,8 @@ def _progress(job: Job) -> Progress:
         tokens=job.tokens,
         loss=job.loss,
         loss_first=job.loss_first,
+        eval_loss=job.eval_loss,
+        eval_step=job.eval_step,
         tokens_per_s=job.tokens_per_s,
         eta_s=max(0, job.spec.train.steps - job.step) * (job.step_s or 0.0) if running else None,
     )

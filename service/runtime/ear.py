@@ -12,6 +12,7 @@ from typing import Any
 
 from service.contracts.events import (
     CheckpointRejected,
+    Evaluated,
     Event,
     Fault,
     GangFaulted,
@@ -20,6 +21,7 @@ from service.contracts.events import (
     SaveFailed,
     Step,
     StepsCompleted,
+    StepSkipped,
 )
 from service.runtime.node_agent import RankDied
 from workers import reports
@@ -66,9 +68,15 @@ class Ear:
         events: list[Event] = []
         steps: list[Step] = []
         for what in said:
+            if isinstance(what, reports.StepSkipped | reports.Evaluated | reports.Resumed):
+                self._completed(events, steps, at)  # it comes after them, and may go back
             match what:
                 case reports.StepDone():
                     steps.append(Step(**dataclasses.asdict(what)))
+                case reports.StepSkipped(step=step, action=action, reason=reason, samples=samples):
+                    events.append(StepSkipped(self.uid, self.attempt, step, action, reason, samples, at))
+                case reports.Evaluated(step=step, loss=loss, tokens=tokens):
+                    events.append(Evaluated(self.uid, self.attempt, step, loss, tokens, at))
                 case reports.Moved(rank=rank, step=step):
                     self.at_step[rank] = max(step, 0)
                 case reports.Resumed(step=step, manifest=manifest):
@@ -90,9 +98,7 @@ class Ear:
                     self._fault(Fault("process_died", message, node=node, step=step), at)
                 case reports.Finished(rank=rank):
                     self.finished.add(rank)
-        if steps:
-            in_order = tuple(sorted(steps, key=lambda one: one.step))
-            events.append(StepsCompleted(self.uid, self.attempt, in_order, at))
+        self._completed(events, steps, at)
         return events
 
     def due(self, at: float, publishing: bool = False) -> list[Event]:
@@ -114,6 +120,12 @@ class Ear:
     def take_complete(self) -> list[Complete]:
         taken, self.complete = self.complete, []
         return taken
+
+    def _completed(self, events: list[Event], steps: list[Step], at: float) -> None:
+        if steps:
+            in_order = tuple(sorted(steps, key=lambda one: one.step))
+            events.append(StepsCompleted(self.uid, self.attempt, in_order, at))
+            steps.clear()
 
     def _fault(self, fault: Fault, at: float) -> None:
         self.faults.append(fault)

@@ -6,7 +6,6 @@ a node that was given up for dead can't go on writing.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import sys
@@ -19,7 +18,18 @@ from typing import Any
 
 import ray
 
-from workers.reports import Failed, FaultKind, Finished, Report, Resumed, StepDone
+from workers.reports import (
+    Evaluated,
+    Failed,
+    FaultKind,
+    Finished,
+    Moved,
+    Report,
+    Resumed,
+    SaveFailed,
+    StepDone,
+    StepSkipped,
+)
 from workers.spec import Assignment
 
 
@@ -59,8 +69,8 @@ class Rank:
         from workers import trainer
 
         def tell(report: Report) -> None:
-            if isinstance(report, StepDone):
-                self.step = report.step
+            if isinstance(report, Moved):
+                self.step = max(0, report.step)
             if line := sentence(report):
                 say(line)
             self.agent.tell.remote(assignment.attempt, report)
@@ -99,8 +109,10 @@ def kind_of(error: BaseException) -> FaultKind:
 
     from workers.blame import Drifted, NonFinite
 
-    if isinstance(error, NonFinite | Drifted):
+    if isinstance(error, NonFinite):
         return "numeric"
+    if isinstance(error, Drifted):
+        return "drift"
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
         return "storage"
     if any(isinstance(one, dist.DistError) or any(sign in str(one) for sign in BROKEN) for one in causes(error)):
@@ -129,16 +141,18 @@ def sentence(report: Report) -> str:
             values = (f"step {report.step}", f"loss {report.loss:.4f}", f"grad_norm {report.grad_norm:.3f}",
                       f"lr {report.learning_rate:.3g}", f"{report.tokens / report.step_s:.0f} tokens/s")  # fmt: skip
             return "  ".join(values)
+        case StepSkipped():
+            return f"step {report.step} skipped ({report.action}): {report.reason}"
+        case Evaluated():
+            return f"evaluation after step {report.step}  loss {report.loss:.4f}  tokens {report.tokens}"
+        case SaveFailed():
+            return f"step {report.step} could not be saved: {report.reason}"
         case Resumed():
             return f"continuing after step {report.step} from {report.manifest or 'the seed'}"
         case Finished():
             return f"finished after step {report.step}"
-        case Failed():
-            return ""
         case _:
-            return (
-                f"{type(report).__name__} {dataclasses.asdict(report)}" if type(report).__name__ == "SaveFailed" else ""
-            )
+            return ""
 
 
 def say(line: str) -> None:

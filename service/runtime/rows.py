@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from service.contracts.cluster import Fleet
-from service.contracts.events import CheckpointPublished, CheckpointRejected, Event, Step, StepsCompleted
+from service.contracts.events import CheckpointPublished, CheckpointRejected, Evaluated, Event, Step, StepsCompleted
 from service.core import codec, status
 from service.core.commands import Record
 from service.core.state import Job
@@ -21,12 +21,15 @@ def job(job: Job) -> JobUpdate:
 
 
 def metrics(events: Iterable[Event]) -> list[MetricRow]:
-    return [
-        MetricRow(event.uid, step.step, event.attempt, step.at, _figures(step))
-        for event in events
-        if isinstance(event, StepsCompleted)
-        for step in event.steps
-    ]
+    """In the order of what happened; an evaluation's figures go beside those of its step."""
+    rows = []
+    for event in events:
+        if isinstance(event, StepsCompleted):
+            rows += [MetricRow(event.uid, step.step, event.attempt, step.at, _figures(step)) for step in event.steps]
+        elif isinstance(event, Evaluated):
+            figures = {"eval_loss": event.loss, "eval_tokens": event.tokens}
+            rows.append(MetricRow(event.uid, event.step, event.attempt, event.at, figures, beside=True))
+    return rows
 
 
 def checkpoints(events: Iterable[Event]) -> list[CheckpointRow]:

@@ -52,9 +52,26 @@ def _metrics(connection: sa.Connection, rows: Sequence[records.MetricRow]) -> No
     newest: dict[tuple[str, int], records.MetricRow] = {}
     for row in rows:
         known = newest.get((row.job, row.step))
+        if row.beside and known is not None and known.attempt == row.attempt:
+            row = dataclasses.replace(known, values={**known.values, **row.values})
         if known is None or row.attempt >= known.attempt:
             newest[row.job, row.step] = row
-    if not newest:
+    _whole(connection, [row for row in newest.values() if not row.beside])
+    for row in newest.values():
+        if row.beside:
+            _beside(connection, row)
+
+
+def _beside(connection: sa.Connection, row: records.MetricRow) -> None:
+    table = models.metrics
+    own = (table.c.job == row.job, table.c.step == row.step, table.c.attempt == row.attempt)
+    known = connection.execute(sa.select(table.c.data).where(*own)).scalar_one_or_none()
+    if known is not None:
+        connection.execute(sa.update(table).where(*own).values(data={**known, **row.values}))
+
+
+def _whole(connection: sa.Connection, rows: Sequence[records.MetricRow]) -> None:
+    if not rows:
         return
     insert = database.insert(connection, models.metrics)
     upsert = insert.on_conflict_do_update(
@@ -64,10 +81,7 @@ def _metrics(connection: sa.Connection, rows: Sequence[records.MetricRow]) -> No
     )
     connection.execute(
         upsert,
-        [
-            {"job": row.job, "step": row.step, "attempt": row.attempt, "at": row.at, "data": row.values}
-            for row in newest.values()
-        ],
+        [{"job": row.job, "step": row.step, "attempt": row.attempt, "at": row.at, "data": row.values} for row in rows],
     )
 
 

@@ -42,13 +42,17 @@ class EventRow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One step of a job. A step that a later attempt does again replaces the row."""
+    """One step of a job. A step that is done again, by the same attempt or a later one, replaces the row.
+
+    With `beside`, more figures of a step that its attempt has done: they join its row, and without one are dropped.
+    """
 
     job: str
     step: int
     attempt: int
     at: float
     values: Document
+    beside: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

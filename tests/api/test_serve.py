@@ -24,6 +24,7 @@ def start(home: Path, port: int = 0) -> subprocess.Popen[bytes]:
     environ = {
         **os.environ,
         "PHALANX_HOME": str(home),
+        "PHALANX_MODELS": "mine.models",
     }
     with (home.parent / "api.log").open("ab") as log:
         return subprocess.Popen([sys.executable, "-m", "api", "--port", str(port)], env=environ, stderr=log)
@@ -35,7 +36,7 @@ def test_a_process_serves_ends_its_streams_and_comes_back(tmp_path: Path) -> Non
     try:
         until((home / "api.json").exists, 30)
         with Client.find(home) as client:
-            made = client.submit(job())
+            made = client.submit(job({"model.family": "mine.models:Model"}))
             stream = client.events(made.uid, follow=True)
             assert next(stream).type == "JobSubmitted"
 

@@ -17,7 +17,7 @@ from workers.data import order
 from workers.data.corpus import Corpus
 from workers.engine import Engine
 from workers.models.moe import MixtureOfExperts
-from workers.optimizer import local
+from workers.numerics import local
 from workers.parallel import mesh
 from workers.reports import Report
 from workers.spec import Assignment, RunSpec
@@ -32,7 +32,7 @@ def given(store: dist.Store, rank: int, run: RunSpec, vocabulary: int, batches: 
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
         engine = Engine(run, vocabulary, axes, CPU)
         first = engine.gradient(*share(engine, batches[0]))
-        gradients = runs.kept({name: parameter.grad for name, parameter in engine.named.items()})
+        gradients = runs.kept(engine.gradients())
         missing = [name for name, parameter in engine.named.items() if parameter.grad is None]
         engine.optimizer.drop()
         outcomes = [engine.step(*share(engine, batch)) for batch in batches]
@@ -61,7 +61,7 @@ def starved(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
                 module.router.balance[0] = -100.0
         first, count = engine.share(0)
         engine.gradient(*corpus.batch(first, count), first)
-        gradients = runs.kept({name: parameter.grad for name, parameter in engine.named.items()})
+        gradients = runs.kept(engine.gradients())
         engine.optimizer.drop()
         runs.step_at(engine, corpus, 0)
         steps = [float(state["step"]) for state in engine.optimizer.inner.state.values()]

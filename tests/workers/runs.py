@@ -58,7 +58,7 @@ def check(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
         engine = Engine(run, corpus.vocabulary, axes, torch.device("cpu"))
         begin, count = engine.share(0)
         first = engine.gradient(*corpus.batch(begin, count), begin)
-        raw = kept({name: parameter.grad for name, parameter in engine.named.items()})
+        raw = kept(engine.gradients())
         engine.optimizer.drop()
         outcomes = [step_at(engine, corpus, n * run.train.global_batch) for n in range(3)]
         return {

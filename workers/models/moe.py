@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from workers.models.parts import Matrix, widened
-from workers.models.seams import NOBODY, Exchange, Seams
+from workers.models.parts import Matrix
+from workers.models.seams import NOBODY, Exchange, Seams, widened
 from workers.models.spec import ExpertSpec
 
 

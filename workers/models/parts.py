@@ -10,12 +10,7 @@ import hashlib
 import torch
 from torch import nn
 
-from workers.models.seams import Seams
-
-
-def widened(x: torch.Tensor) -> torch.Tensor:
-    """In at least float32: where half precision loses too much."""
-    return x if x.dtype == torch.float64 else x.float()
+from workers.models.seams import Seams, widened
 
 
 class Matrix(nn.Module):

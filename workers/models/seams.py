@@ -17,6 +17,11 @@ NOBODY = -1
 """The number of a sample that is only there to fill a micro-batch."""
 
 
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """In at least float32: where half precision loses too much."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Seams:
     """One device: everything is whole and local."""
 
@@ -70,7 +75,8 @@ class Seams:
 
         logits [batch, seq, vocabulary], targets [batch, seq].
         """
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        wide = widened(logits.flatten(0, 1))
+        return F.cross_entropy(wide, targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 Work = Callable[[torch.Tensor, list[int]], torch.Tensor]

@@ -25,8 +25,13 @@ def apply(
 ) -> None:
     """Shard every parameter of `model` over `mesh`: (shard) or (replicate, shard). Compute and reduce in the dtypes.
 
-    `parts`, inner ones first, are gathered on their own, each over its own mesh.
+    `parts`, inner ones first, are gathered on their own, each over its own mesh. Where there is neither another rank to
+    share with nor another dtype to compute in, everything is left as it is.
     """
+    parts = list(parts)
+    alone = all(over.size() == 1 for over in (mesh, *(over for _, over in parts)))
+    if alone and {compute, reduce} == {parameter.dtype for parameter in model.parameters()}:
+        return
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     for part, over in (*parts, (model, mesh)):
         fully_shard(part, mesh=over, mp_policy=policy, reshard_after_forward=zero == 3)

@@ -7,6 +7,7 @@ sequence parallelism (arXiv 2205.05198) what lies between the blocks is split by
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 
-from workers.models.parts import widened
-from workers.models.seams import IGNORED, Seams
+from workers.models.seams import IGNORED, Seams, widened
 from workers.models.sharding import Rules, dimension
 from workers.models.spec import ModelSpec
 from workers.parallel.mesh import sliced
@@ -28,8 +28,10 @@ def apply(
 ) -> None:
     """Split the parameters of `model` over the one-dimensional tp `mesh`, and fill its seams. No communication.
 
-    What is a DTensor already is another axis's.
+    What is a DTensor already is another axis's. A group of one leaves everything as it is.
     """
+    if mesh.size() == 1:
+        return
     kind = SequenceSeams if split_sequence else TensorSeams
     seams = kind(spec, vocab_size, mesh)
     for module in model.modules():
@@ -46,12 +48,28 @@ def apply(
             module.register_parameter(name, nn.Parameter(sliced(parameter.detach(), dim, mesh)))
 
 
+def reduce(parameters: Iterable[nn.Parameter]) -> None:
+    """Sum the gradients that are still each rank's own part, all in one collective. FSDP, where it is, has done it."""
+    partial = [parameter for parameter in parameters if _is_partial(parameter.grad)]
+    if not partial:
+        return
+    own = [parameter.grad.to_local() for parameter in partial]
+    flat = torch.cat([gradient.flatten() for gradient in own])
+    dist.all_reduce(flat, group=partial[0].device_mesh.get_group())
+    for parameter, total in zip(partial, flat.split([gradient.numel() for gradient in own]), strict=True):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        parameter.grad = DTensor.from_local(total.view_as(parameter.to_local()), mesh, placements, run_check=False)
+
+
+def _is_partial(gradient: torch.Tensor | None) -> bool:
+    return isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements)
+
+
 class TensorSeams(Seams):
     """The seams of one rank in a tp group."""
 
     def __init__(self, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh) -> None:
         self.group, size, rank = mesh.get_group(), mesh.size(), mesh.get_local_rank()
-        self.alone = size == 1
         self.kv_rows: slice | None = None
         if spec.kv_heads % size:
             head = rank * spec.kv_heads // size
@@ -59,10 +77,10 @@ class TensorSeams(Seams):
         self.vocab_start = min(rank * -(-vocab_size // size), vocab_size)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.alone else _CopyIn.apply(x, self.group)
+        return _CopyIn.apply(x, self.group)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.alone else _SumOut.apply(x, self.group)
+        return _SumOut.apply(x, self.group)
 
     def split(self, weight: torch.Tensor) -> torch.Tensor:
         return weight.to_local()
@@ -80,16 +98,12 @@ class TensorSeams(Seams):
 
     def embed(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         rows = weight.to_local()
-        if self.alone:
-            return F.embedding(tokens, rows)
         local = tokens - self.vocab_start
         foreign = (local < 0) | (local >= rows.shape[0])
         found = F.embedding(local.masked_fill(foreign, 0), rows)
         return self.leave(found.masked_fill(foreign[..., None], 0.0))
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if self.alone:
-            return super().loss(widened(logits), targets)
         return _VocabParallelLoss.apply(widened(logits), targets, self.vocab_start, self.group)
 
 

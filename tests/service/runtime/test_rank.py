@@ -28,7 +28,7 @@ def wrapped(cause: BaseException) -> BaseException:
         (FileNotFoundError("corpus.txt"), "user"),
         (OSError(errno.EIO, "Input/output error"), "storage"),
         (NonFinite("loss is nan"), "numeric"),
-        (Drifted("copies"), "numeric"),
+        (Drifted("copies"), "drift"),
         (DistBackendError("anything"), "peer"),
         (RuntimeError(CLOSED), "peer"),
         (wrapped(RuntimeError(CLOSED)), "peer"),
