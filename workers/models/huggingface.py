@@ -1,4 +1,4 @@
-"""Models of the Llama family from and to a Hugging Face folder: config.json and safetensors, at a path or fsspec URI.
+"""Models from and to a Hugging Face folder: config.json and safetensors, at a path or fsspec URI.
 
     python -m workers.models.huggingface import URI --root runs --job name
     python -m workers.models.huggingface export runs/name/manifests/0000000300-000001.json FOLDER
@@ -6,6 +6,7 @@
 An import publishes a checkpoint at step 0 with optimizer state of zeros, which the job of that name resumes from in any
 layout, and prints the `model` of its job file. An export takes any published checkpoint. Tokenizers are not touched.
 Nothing is skipped or rounded in silence: names, shapes and dtypes fit one by one, or everything that doesn't is listed.
+Which families there are, and what is called what, is known to `workers.models.families`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Any, TypeVar
 import torch
 
 from workers.checkpoint import logical, manifest, shards
-from workers.checkpoint.manifest import Manifest
+from workers.checkpoint.manifest import Manifest, Stored
 from workers.checkpoint.shards import Piece, Region
 from workers.checkpoint.storage import Storage
-from workers.models import llama, safetensors
+from workers.models import families, safetensors
 from workers.models.decoder import Decoder
 from workers.models.sharding import stored_axes
 from workers.spec import ModelSpec, ParallelLayout
@@ -40,6 +41,8 @@ SHARD = 4 << 30  # bytes
 NAMED = 10  # problems in a message
 
 Item = TypeVar("Item")
+Shapes = dict[str, tuple[int, ...]]
+Tensors = dict[str, manifest.Tensor]
 
 
 class Refused(ValueError):
@@ -52,21 +55,22 @@ class Refused(ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter that is still in storage."""
+    """A parameter that is still in storage, whole or, where it is a stack of experts, one by one."""
 
-    entry: safetensors.Entry
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.entry.shape
+    shape: tuple[int, ...]
+    parts: tuple[safetensors.Entry, ...]
 
     @property
     def dtype(self) -> str:
-        return self.entry.dtype
+        return self.parts[0].dtype
 
     def rows(self, first: int, count: int) -> torch.Tensor:
-        data = self.entry.read(first, count)
-        return torch.frombuffer(data, dtype=getattr(torch, self.dtype)).view(count, *self.shape[1:])
+        if len(self.parts) == 1:
+            return _read(self.parts[0], first, count)
+        rows = torch.empty(count, *self.shape[1:], dtype=getattr(torch, self.dtype))
+        for row, part in zip(rows, self.parts[first : first + count], strict=True):
+            row.copy_(_read(part, 0, part.shape[0]))
+        return rows
 
     def whole(self) -> torch.Tensor:
         return self.rows(0, self.shape[0])
@@ -76,24 +80,28 @@ def read(uri: str, seq_len: int | None = None, dtype: str | None = None) -> tupl
     """The model in a folder and its parameters by our names, none of them read yet.
 
     Every tensor must have `dtype`; by default the one that config.json names, or the embedding's. Raises Refused,
-    llama.Unsupported, and safetensors.BadFile.
+    families.Unsupported, and safetensors.BadFile.
     """
     storage = Storage.open(uri)
     if not storage.exists(CONFIG):
         raise Refused(uri, [f"there is no {CONFIG}; a folder that `save_pretrained` wrote is wanted"])
     config = json.loads(storage.read(CONFIG))
-    spec = llama.spec_from_config(config, seq_len)
+    spec = families.spec_from_config(config, seq_len)
     found, problems = _found(storage)
-    if spec.tied_embedding and _repeats(found, llama.HEAD, llama.EMBEDDING):
-        del found[llama.HEAD]
-    shapes = _shapes(spec)
-    problems += _misfits({llama.foreign(name): shape for name, shape in shapes.items()}, found)
-    embedding = found.get(llama.EMBEDDING)
+    if spec.tied_embedding and _repeats(found, families.HEAD, families.EMBEDDING):
+        del found[families.HEAD]
+    shapes, _ = _shapes(spec)
+    origins = families.origins(spec, shapes, found)
+    problems += _misfits({one.tensor: one.shape for many in origins.values() for one in many}, found)
+    embedding = found.get(families.EMBEDDING)
     asked = dtype or config.get("dtype") or config.get("torch_dtype") or (embedding and embedding.dtype)
     problems += [f"{name} is {entry.dtype}, not {asked}" for name, entry in found.items() if entry.dtype != asked]
     if problems:
         raise Refused(uri, problems)
-    return spec, {name: Weight(found[llama.foreign(name)]) for name in shapes}
+    return spec, {
+        name: Weight(shape, tuple(found[one.tensor].part(one.first, one.part) for one in origins[name]))
+        for name, shape in shapes.items()
+    }
 
 
 def import_(
@@ -142,29 +150,41 @@ def export(
 ) -> None:
     """Write the model of a checkpoint in the job's `storage` to an empty folder.
 
-    In `dtype`, by default as stored. One tensor is held at a time, and each block read is verified. config.json comes
-    last: a folder without it is not whole.
+    In `dtype`, by default as stored. One tensor of theirs is held at a time, and each block read is verified.
+    config.json comes last: a folder without it is not whole. Raises Refused, families.Unsupported and BadCheckpoint.
     """
     folder = Storage.open(uri)
     if folder.names():
         raise Refused(uri, ["the folder is not empty; name a new one"])
-    spec, stored = _model(document)
+    spec, stored, balances = _model(document)
+    origins = families.origins(spec, {name: tensor.shape for name, tensor in stored.items()})
     readers = manifest.readers(storage, document)
 
-    def source(name: str) -> safetensors.Source:
-        here, asked = stored[name], dtype or stored[name].dtype
+    def taken(name: str, tensor: manifest.Tensor) -> torch.Tensor:
+        whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        logical.load({name: whole}, dataclasses.replace(document, tensors={name: tensor}), storage, readers)
+        return whole
+
+    def source(name: str, origin: families.Origin, tensor: manifest.Tensor) -> safetensors.Source:
+        asked = dtype or tensor.dtype
 
         def data() -> memoryview:
-            whole = torch.empty(here.shape, dtype=getattr(torch, here.dtype))
-            logical.load({f"model.{name}": whole}, document, storage, readers)
+            whole = taken(name, tensor)
             given = whole.to(getattr(torch, asked))
             if not torch.equal(given.isfinite(), whole.isfinite()):
                 raise Refused(uri, [f"{name} has values that are too large for {asked}"])
             return _bytes(given)
 
-        return safetensors.Source(llama.foreign(name), asked, here.shape, data)
+        return safetensors.Source(origin.tensor, asked, origin.shape, data)
 
-    files = _parts([source(name) for name in stored], lambda source: source.nbytes, file_bytes)
+    if lost := [name for name, tensor in balances.items() if taken(name, tensor).any()]:
+        raise Refused(document.path, [f"{name} is not zero, and has no place at Hugging Face" for name in lost])
+    sources = [
+        source(name, origin, tensor if len(origins[name]) == 1 else _row(tensor, number))
+        for name, tensor in stored.items()
+        for number, origin in enumerate(origins[name])
+    ]
+    files = _parts(sources, lambda source: source.nbytes, file_bytes)
     names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
     for name, sources in zip(names if len(files) > 1 else [SINGLE], files, strict=True):
         safetensors.write(folder, name, sources)
@@ -172,7 +192,7 @@ def export(
         total = sum(source.nbytes for sources in files for source in sources)
         where = {source.name: name for name, sources in zip(names, files, strict=True) for source in sources}
         folder.create(INDEX, _json({"metadata": {"total_size": total}, "weight_map": where}))
-    folder.create(CONFIG, _json(llama.config(spec, files[0][0].dtype)))
+    folder.create(CONFIG, _json(families.config(spec, files[0][0].dtype)))
 
 
 def _found(storage: Storage) -> tuple[dict[str, safetensors.Entry], list[str]]:
@@ -195,10 +215,13 @@ def _found(storage: Storage) -> tuple[dict[str, safetensors.Entry], list[str]]:
     return found, problems
 
 
-def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Of each parameter of the model, by our names."""
+def _shapes(spec: ModelSpec) -> tuple[Shapes, Shapes]:
+    """Of the model's parameters, and of the balance of experts, which only a checkpoint has, where it is learnt."""
     with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in Decoder(spec, spec.vocab_size).named_parameters()}
+        model = Decoder(spec, spec.vocab_size)
+    learnt = spec.experts is not None and spec.experts.bias_rate > 0
+    balances = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name.endswith("router.balance")}
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}, balances if learnt else {}
 
 
 def _misfits(
@@ -216,16 +239,29 @@ def _misfits(
     ]
 
 
-def _model(document: Manifest) -> tuple[ModelSpec, dict[str, manifest.Tensor]]:
-    """The spec of a checkpoint's model with its true vocabulary, and where its parameters are, by our names."""
+def _model(document: Manifest) -> tuple[ModelSpec, Tensors, Tensors]:
+    """The spec of a checkpoint's model with its true vocabulary; where its parameters and its experts' balance are."""
     stored = {name.removeprefix("model."): t for name, t in document.tensors.items() if name.startswith("model.")}
     spec = ModelSpec.model_validate(document.model)
     if "embedding.weight" in stored:
         spec = spec.model_copy(update={"vocab_size": stored["embedding.weight"].shape[0]})
-    shapes = _shapes(spec)
-    if problems := _misfits(shapes, stored):
+    families.of(spec)  # refuses what has none, before tensors are compared
+    parameters, balances = _shapes(spec)
+    if problems := _misfits(parameters | balances, stored):
         raise Refused(document.path, problems)
-    return spec, {name: stored[name] for name in shapes}
+    return spec, {name: stored[name] for name in parameters}, {name: stored[name] for name in balances}
+
+
+def _row(tensor: manifest.Tensor, number: int) -> manifest.Tensor:
+    """One row of a tensor whose rows are stored one after the other, as a tensor of its own."""
+    assert tensor.axes[0] == 0
+    width = shards.ITEM_BYTES[tensor.dtype]
+    pieces = tuple(
+        Stored(piece.offset[1:], piece.extent[1:], piece.shard, piece.at + row * math.prod(piece.extent[1:]) * width)
+        for piece in tensor.pieces
+        if 0 <= (row := number - piece.offset[0]) < piece.extent[0]
+    )
+    return manifest.Tensor(tensor.shape[1:], tensor.dtype, tuple(axis - 1 for axis in tensor.axes[1:]), pieces)
 
 
 def _pieces(name: str, weight: Weight, dtype: str, state: tuple[str, ...]) -> Iterator[Piece]:
@@ -238,6 +274,11 @@ def _pieces(name: str, weight: Weight, dtype: str, state: tuple[str, ...]) -> It
         for slot in state:
             zeros = dataclasses.replace(box, tensor=f"optimizer.{slot}.{name}")
             yield Piece(zeros, functools.partial(bytes, zeros.nbytes))
+
+
+def _read(entry: safetensors.Entry, first: int, count: int) -> torch.Tensor:
+    data = entry.read(first, count)
+    return torch.frombuffer(data, dtype=getattr(torch, entry.dtype)).view(count, *entry.shape[1:])
 
 
 def _taken(weight: Weight, box: Region) -> memoryview:

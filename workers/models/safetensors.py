@@ -50,6 +50,10 @@ class Entry:
             raise BadFile(self.path, f"it ended while rows {first} to {first + count} of a tensor were read")
         return data
 
+    def part(self, first: int, shape: tuple[int, ...]) -> Entry:
+        """The elements from number `first` on, as a tensor of this shape."""
+        return dataclasses.replace(self, shape=shape, at=self.at + first * ITEM_BYTES[self.dtype])
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
