@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from workers import numerics
 from workers.blame import Blame, Sightings
@@ -22,10 +22,11 @@ from workers.models import registry
 from workers.models.decoder import initialise
 from workers.models.moe import MixtureOfExperts
 from workers.models.seams import IGNORED, NOBODY
-from workers.models.sharding import stored_axes
+from workers.models.sharding import dimension, stored_axes
 from workers.numerics import local
 from workers.optimizer import Optimizer, gradients
 from workers.parallel import data, expert, mesh, pipeline, recompute, tensor
+from workers.parallel.cuts import Cut, placed
 from workers.parallel.precision import COMPUTE, PARAMETERS, LossScale
 from workers.spec import RunSpec, check_layout
 from workers.throughput import Stopwatch
@@ -64,8 +65,15 @@ class Engine:
         self.scale = LossScale(run.train.precision)
         self.stages = pipeline.stages_of(pp, self.layout)
         self.kind = registry.of(run.model)
+        self.cuts: dict[str, Cut] = {}
+        self.experts = mesh.of_experts(self.layout, device) if run.model.experts else None
         self.parts = self._build()
         self.named, self.copies = self._parameters()
+        copies = [numerics.copies(self._placed(name, parameter.detach())) for name, parameter in self.named.items()]
+        self.shares = 1 / torch.tensor(copies, dtype=torch.float64, device=device)
+        self.partial = [
+            parameter for name, parameter in self.named.items() if name in self.cuts and self.cuts[name].partial
+        ]
         self.moes = {
             name: module
             for part in self.parts
@@ -83,7 +91,6 @@ class Engine:
         model, layout, train = self.run.model, self.layout, self.run.train
         layers = pipeline.stage_layers(model.layers, layout)
         replicas = data.over(self.mesh, "shard")
-        experts = mesh.of_experts(layout, self.device) if model.experts else None
         reduce = torch.bfloat16 if train.reduce_dtype == "bf16" else PARAMETERS[train.precision]
         parts = []
         for stage in self.stages:
@@ -92,11 +99,11 @@ class Engine:
             part = self.kind(model, self.vocabulary, layers=layers[stage], first=first, last=last, dtype=dtype)
             initialise(part, model, train.seed)
             inner: list[tuple[nn.Module, DeviceMesh]] = []
-            if experts is not None:
-                expert.apply(part, self.kind.SHARDING, experts["ep"])
-                inner += [(one, data.over(experts, "edp")) for one in expert.experts_of(part)]
+            if self.experts is not None:
+                self.cuts |= expert.apply(part, self.kind.SHARDING, self.experts["ep"])
+                inner += [(one, data.over(self.experts, "edp")) for one in expert.experts_of(part)]
             split = layout.splits_sequence(model.seq_len)
-            tensor.apply(part, self.kind.SHARDING, model, self.vocabulary, self.mesh["tp"], split)
+            self.cuts |= tensor.apply(part, self.kind.SHARDING, model, self.vocabulary, self.mesh["tp"], split)
             part.seams.seed = train.seed
             part.to(self.device)  # after the split: a whole stage need not fit one device
             recompute.apply(part.layers.values(), layout.recompute)
@@ -168,11 +175,11 @@ class Engine:
         counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros(())
         losses = self.pipeline.run(*self._micro_batches(tokens, targets, first))
         self.sightings.losses = losses
-        tensor.reduce(self.named.values())
+        tensor.reduce(gradients(self.partial), self.mesh["tp"].get_group())
         if self.tie is not None:
             self.tie.add(gradients(self._tied()))
         share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
-        square = numerics.local_square(self.named.values())
+        square = numerics.local_square(gradients(self.named.values()), self.shares)
         total, norm, count = numerics.agree(share, square, counted.to(self.device))
         factor = 1 / (max(count, 1) * scale)  # 1 unless some targets are ignored, or in fp16
         if factor != 1.0:
@@ -257,7 +264,7 @@ class Engine:
     def gradients(self) -> State:
         """What `gradient` left, by name of the parameter."""
         found = {name: parameter.grad for name, parameter in self.named.items()}
-        return {name: self._placed(grad) for name, grad in found.items() if grad is not None}
+        return {name: self._placed(name, grad) for name, grad in found.items() if grad is not None}
 
     def state(self) -> State:
         """Every tensor of the training state that this rank owns, by logical name: DTensors on the (dp, tp) mesh."""
@@ -279,16 +286,18 @@ class Engine:
         self.scale.resume(progress.get("scaler", {}))
 
     def _state(self, named: Mapping[str, nn.Parameter]) -> State:
-        tensors = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
-        tensors |= {f"model.{name}.router.balance": moe.router.balance for name, moe in self.moes.items()}
-        return {name: self._placed(tensor) for name, tensor in (tensors | self.optimizer.state(named)).items()}
+        tensors = {f"model.{name}": self._placed(name, parameter.detach()) for name, parameter in named.items()}
+        for slot, name, value in self.optimizer.state(named):
+            tensors[f"optimizer.{slot}.{name}"] = self._placed(name, value)
+        for name, moe in self.moes.items():
+            tensors[f"model.{name}.router.balance"] = self._placed("", moe.router.balance)
+        return tensors
 
-    def _placed(self, tensor: torch.Tensor) -> DTensor:
-        """What is no DTensor is the same on all ranks of a stage."""
-        if isinstance(tensor, DTensor):
-            return tensor
-        stage = self.mesh["replicate", "shard", "tp"]
-        return DTensor.from_local(tensor, stage, [Replicate()] * 3, run_check=False)
+    def _placed(self, name: str, tensor: torch.Tensor) -> DTensor:
+        """What ranks hold of a tensor cut as the parameter called `name`."""
+        if self.experts is not None and dimension(self.kind.SHARDING, name, "ep") is not None:
+            return placed(tensor, self.cuts[name], self.experts["replicate", "edp", "ep"])
+        return placed(tensor, self.cuts.get(name), self.mesh["replicate", "shard", "tp"])
 
     def axes(self) -> dict[str, tuple[int, ...]]:
         """Stored order of each tensor's dimensions."""

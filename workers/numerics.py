@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 
-def local_square(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
-    """This rank's share of the squared gradient norm, float64: their sum over the world has each element once."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+def local_square(gradients: Sequence[torch.Tensor], shares: torch.Tensor) -> torch.Tensor:
+    """This rank's share of the squared gradient norm, float64: their sum over the world has each element once.
+
+    `shares`: of each gradient, one over the number of ranks that have the same part of it.
+    """
     if not gradients:
         return torch.zeros((), dtype=torch.float64)
-    norms = torch.stack(torch._foreach_norm([local(one) for one in gradients], dtype=torch.float64))
-    shares = torch.tensor([1.0 / copies(one) for one in gradients], dtype=torch.float64)
-    return (norms.square() * shares.to(norms.device, non_blocking=True)).sum()
+    norms = torch.stack(torch._foreach_norm(list(gradients), dtype=torch.float64))
+    return (norms.square() * shares).sum()
 
 
 def copies(tensor: torch.Tensor) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -88,13 +88,9 @@ class Optimizer:
         for parameter, shard in zip(self.parameters, self.shards, strict=True):
             parameter.grad = shard.grad = None
 
-    def state(self, named: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-        """Tensors of these parameters by logical name, shaped and sharded like them."""
-        return {
-            f"optimizer.{slot}.{name}": self.tensors[parameter][slot]
-            for slot in self.slots
-            for name, parameter in named.items()
-        }
+    def state(self, named: Mapping[str, torch.nn.Parameter]) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """(slot, name, tensor) of these parameters, shaped and sharded like them."""
+        return ((slot, name, self.tensors[parameter][slot]) for slot in self.slots for name, parameter in named.items())
 
     def resume(self, steps: int) -> None:
         """Continue after `steps` steps; the tensors of `state` have been filled."""

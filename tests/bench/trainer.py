@@ -24,10 +24,11 @@ from workers.spec import RunSpec
 
 LAYOUTS = {
     "dp2": {"dp": 2},
-    "tp2": {"tp": 2},
+    "tp2": {"tp": 2, "sequence_parallel": False},
     "pp2": {"pp": 2},
-    "2x2x2": {"dp": 2, "tp": 2, "pp": 2},
+    "2x2x2": {"dp": 2, "tp": 2, "pp": 2, "sequence_parallel": False},
 }
+"""Without sequence parallelism, which the loop hasn't: it sums where we would gather and scatter."""
 SIZES = {
     # layers, hidden, heads, kv heads, ffn, sequence, vocabulary, samples a step, a micro-batch
     "full": (8, 256, 8, 4, 688, 256, 1024, 16, 2),
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def spec(size: str, layout: dict[str, int]) -> RunSpec:
+def spec(size: str, layout: dict[str, Any]) -> RunSpec:
     layers, hidden, heads, kv_heads, ffn_hidden, seq_len, vocab_size, batch, micro_batch = SIZES[size]
     return RunSpec.model_validate({
         "model": {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn_hidden": ffn_hidden,

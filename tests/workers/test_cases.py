@@ -1,4 +1,4 @@
-"""Faults of numerics, parallelism and data that broke other trainers, each a test; T17 to T21 are with their subject."""
+"""Faults of numerics, parallelism and data that broke other trainers, each a test; T17 to T21 are elsewhere."""
 
 from __future__ import annotations
 

@@ -24,19 +24,19 @@ class Attention(nn.Module):
         self.wk = Matrix(spec.kv_heads * spec.head_dim, spec.hidden, biased)
         self.wv = Matrix(spec.kv_heads * spec.head_dim, spec.hidden, biased)
         self.wo = Matrix(spec.hidden, spec.heads * spec.head_dim, spec.bias == "all")
-        self.q_norm = Norm(spec.head_dim, spec.norm_eps, seams, inside=True) if spec.qk_norm else None
-        self.k_norm = Norm(spec.head_dim, spec.norm_eps, seams, inside=True) if spec.qk_norm else None
+        self.q_norm = Norm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
+        self.k_norm = Norm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        split, kv = self.seams.split, self.seams.kv
-        query = self._heads(x, split(self.wq.weight), None if self.wq.bias is None else split(self.wq.bias))
+        kv = self.seams.kv
+        query = self._heads(x, self.wq.weight, self.wq.bias)
         key = self._heads(x, kv(self.wk.weight), None if self.wk.bias is None else kv(self.wk.bias))
         value = self._heads(x, kv(self.wv.weight), None if self.wv.bias is None else kv(self.wv.bias))
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotary is not None:
             query, key = self.rotary(query), self.rotary(key)
-        return F.linear(attended(query, key, value), split(self.wo.weight))
+        return F.linear(attended(query, key, value), self.wo.weight)
 
     def _heads(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
@@ -50,27 +50,27 @@ class LatentAttention(nn.Module):
         self.latent, self.rotary, self.seams = latent, rotary, seams
         size = latent.plain + latent.rotary
         self.wq_down = Matrix(latent.query, spec.hidden) if latent.query else None
-        self.q_norm = Norm(latent.query, spec.norm_eps, seams, inside=True) if latent.query else None
+        self.q_norm = Norm(latent.query, spec.norm_eps) if latent.query else None
         self.wq = Matrix(spec.heads * size, latent.query or spec.hidden)
         self.wkv_down = Matrix(latent.key_value + latent.rotary, spec.hidden)
-        self.kv_norm = Norm(latent.key_value, spec.norm_eps, seams, inside=True)
+        self.kv_norm = Norm(latent.key_value, spec.norm_eps)
         self.wkv = Matrix(spec.heads * (latent.plain + latent.value), latent.key_value)
         self.wo = Matrix(spec.hidden, spec.heads * latent.value)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sizes, split = self.latent, self.seams.split
+        sizes = self.latent
         queries = x
         if self.wq_down is not None and self.q_norm is not None:
-            queries = self.q_norm(F.linear(x, self.seams.inside(self.wq_down.weight)))
-        query = F.linear(queries, split(self.wq.weight)).unflatten(-1, (-1, sizes.plain + sizes.rotary))
-        down = F.linear(x, self.seams.inside(self.wkv_down.weight))
+            queries = self.q_norm(F.linear(x, self.wq_down.weight))
+        query = F.linear(queries, self.wq.weight).unflatten(-1, (-1, sizes.plain + sizes.rotary))
+        down = F.linear(x, self.wkv_down.weight)
         small, rotary = down.split((sizes.key_value, sizes.rotary), -1)
-        both = F.linear(self.kv_norm(small), split(self.wkv.weight)).unflatten(-1, (-1, sizes.plain + sizes.value))
+        both = F.linear(self.kv_norm(small), self.wkv.weight).unflatten(-1, (-1, sizes.plain + sizes.value))
         key, value = both.split((sizes.plain, sizes.value), -1)
         plain, turning = query.split((sizes.plain, sizes.rotary), -1)
         turned = self.rotary(rotary[:, :, None]).expand(-1, -1, key.shape[2], -1)
         query = torch.cat((plain, self.rotary(turning)), -1)
-        return F.linear(attended(query, torch.cat((key, turned), -1), value), split(self.wo.weight))
+        return F.linear(attended(query, torch.cat((key, turned), -1), value), self.wo.weight)
 
 
 def attention(spec: ModelSpec, rotary: Rotary | None, seams: Seams) -> nn.Module:

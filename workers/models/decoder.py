@@ -26,35 +26,31 @@ from workers.models.spec import ModelSpec
 class FeedForward(nn.Module):
     """SwiGLU, or GELU without a gate; without the bias of the last projection, as attention."""
 
-    def __init__(self, spec: ModelSpec, inner: int, seams: Seams) -> None:
+    def __init__(self, spec: ModelSpec, inner: int) -> None:
         super().__init__()
-        self.seams, biased = seams, spec.bias == "all"
+        biased = spec.bias == "all"
         self.gate = Matrix(inner, spec.hidden, biased) if spec.activation == "swiglu" else None
         self.up = Matrix(inner, spec.hidden, biased)
         self.down = Matrix(spec.hidden, inner, biased)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = self._times(x, self.up)
-        inner = F.gelu(inner) if self.gate is None else F.silu(self._times(x, self.gate)) * inner
-        return F.linear(inner, self.seams.split(self.down.weight))
-
-    def _times(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        split = self.seams.split
-        return F.linear(x, split(matrix.weight), None if matrix.bias is None else split(matrix.bias))
+        inner = self.up(x)
+        inner = F.gelu(inner) if self.gate is None else F.silu(self.gate(x)) * inner
+        return F.linear(inner, self.down.weight)
 
 
 class Block(nn.Module):
     def __init__(self, spec: ModelSpec, number: int, rotary: Rotary | None, seams: Seams) -> None:
         super().__init__()
         self.seams, layer = seams, spec.norm == "layer"
-        self.attention_norm = Norm(spec.hidden, spec.norm_eps, seams, layer)
+        self.attention_norm = Norm(spec.hidden, spec.norm_eps, layer)
         self.attention = attention(spec, rotary, seams)
         self.attention_dropout = Dropout(spec.dropout, f"{number}.attention", seams)
-        self.ffn_norm = Norm(spec.hidden, spec.norm_eps, seams, layer)
+        self.ffn_norm = Norm(spec.hidden, spec.norm_eps, layer)
         experts = spec.experts if spec.has_experts(number) else None
         self.moe = MixtureOfExperts(experts, spec.hidden, seams) if experts else None
         inner = experts.shared if experts else spec.ffn_hidden
-        self.ffn = FeedForward(spec, inner, seams) if inner else None
+        self.ffn = FeedForward(spec, inner) if inner else None
         self.ffn_dropout = Dropout(spec.dropout, f"{number}.ffn", seams)
 
     def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
@@ -71,7 +67,7 @@ class Block(nn.Module):
     def _left(self, x: torch.Tensor, last: Matrix) -> torch.Tensor:
         """A sub-layer's result from the ranks' contributions; the bias of its last projection counts once."""
         total = self.seams.leave(x)
-        return total if last.bias is None else total + self.seams.whole(last.bias)
+        return total if last.bias is None else total + last.bias
 
 
 class Decoder(nn.Module):
@@ -86,6 +82,8 @@ class Decoder(nn.Module):
         "wq.bias": ("tp", 0), "wk.bias": ("tp", 0), "wv.bias": ("tp", 0), "wo.weight": ("tp", 1),
         "gate.weight": ("tp", 0), "up.weight": ("tp", 0), "gate.bias": ("tp", 0), "up.bias": ("tp", 0),
         "down.weight": ("tp", 1), "embedding.weight": ("tp", 0), "head.weight": ("tp", 0),
+        "q_norm.weight": ("tp", None), "k_norm.weight": ("tp", None), "kv_norm.weight": ("tp", None),
+        "wq_down.weight": ("tp", None), "wkv_down.weight": ("tp", None),
         "experts.gate": ("ep", 0), "experts.up": ("ep", 0), "experts.down": ("ep", 0),
     }  # fmt: skip
 
@@ -110,7 +108,7 @@ class Decoder(nn.Module):
         self.positions = Matrix(spec.seq_len, spec.hidden) if learned else None
         self.dropout = Dropout(spec.dropout, "embedding", self.seams) if first else None
         self.layers = nn.ModuleDict({str(number): self.block(spec, number, rotary, self.seams) for number in numbers})
-        self.norm = Norm(spec.hidden, spec.norm_eps, self.seams, spec.norm == "layer") if last else None
+        self.norm = Norm(spec.hidden, spec.norm_eps, spec.norm == "layer") if last else None
         self.head = Matrix(vocab_size, spec.hidden) if last and not self.tied else None
         for parameter in self.parameters():
             parameter.data = parameter.data.to(dtype)
@@ -129,7 +127,7 @@ class Decoder(nn.Module):
             x = block(x, samples)
         if self.norm is not None:
             head = self.embedding if self.tied else self.head
-            x = F.linear(self.seams.enter(self.norm(x)), self.seams.split(head.weight))
+            x = F.linear(self.seams.enter(self.norm(x)), head.weight)
         return x
 
     def _embedded(self, tokens: torch.Tensor, embedding: Matrix) -> torch.Tensor:
@@ -137,7 +135,7 @@ class Decoder(nn.Module):
         if self.positions is None:
             return x
         first = self.seams.first_position(x.shape[1])
-        return x + self.seams.whole(self.positions.weight)[first : first + x.shape[1]]
+        return x + self.positions.weight[first : first + x.shape[1]]
 
 
 def _rotary(spec: ModelSpec, dtype: torch.dtype) -> Rotary | None:

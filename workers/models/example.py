@@ -24,9 +24,9 @@ class ParallelBlock(nn.Module):
     def __init__(self, spec: ModelSpec, number: int, rotary: Rotary | None, seams: Seams) -> None:
         super().__init__()
         self.seams = seams
-        self.norm = Norm(spec.hidden, spec.norm_eps, seams)
+        self.norm = Norm(spec.hidden, spec.norm_eps)
         self.attention = Attention(spec, rotary, seams)
-        self.ffn = FeedForward(spec, spec.ffn_hidden, seams)
+        self.ffn = FeedForward(spec, spec.ffn_hidden)
 
     def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
         entered = self.seams.enter(self.norm(x))  # from here on, each rank has its heads and features

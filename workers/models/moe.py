@@ -22,14 +22,14 @@ class Router(Matrix):
 
     balance: torch.Tensor
 
-    def __init__(self, spec: ExpertSpec, hidden: int, seams: Seams) -> None:
+    def __init__(self, spec: ExpertSpec, hidden: int) -> None:
         super().__init__(spec.count, hidden)
-        self.spec, self.seams = spec, seams
+        self.spec = spec
         self.register_buffer("balance", torch.zeros(spec.count, dtype=torch.float32))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [tokens, hidden] -> scores [tokens, experts]; the chosen experts and their weights [tokens, top_k]."""
-        logits = F.linear(widened(x), widened(self.seams.whole(self.weight)))
+        logits = F.linear(widened(x), widened(self.weight))
         scores = logits.softmax(-1) if self.spec.score == "softmax" else logits.sigmoid()
         chosen = self._allowed(scores.detach() + self.balance).topk(self.spec.top_k, dim=-1).indices
         weights = scores.gather(-1, chosen)
@@ -64,7 +64,7 @@ class Experts(nn.Module):
 
     def _work(self, rows: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         """An expert without a row still takes part: its gradient is zero, not missing."""
-        weights = zip(*(self.exchange.own(one).unbind(0) for one in (self.gate, self.up, self.down)), strict=True)
+        weights = zip(self.gate.unbind(0), self.up.unbind(0), self.down.unbind(0), strict=True)
         parts = [
             F.linear(F.silu(F.linear(part, gate)) * F.linear(part, up), down)
             for part, (gate, up, down) in zip(rows.split(sizes), weights, strict=True)
@@ -80,7 +80,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, spec: ExpertSpec, hidden: int, seams: Seams) -> None:
         super().__init__()
         self.spec, self.seams = spec, seams
-        self.router = Router(spec, hidden, seams)
+        self.router = Router(spec, hidden)
         self.experts = Experts(spec, hidden)
         self.register_buffer("load", torch.zeros(spec.count, dtype=torch.float64), persistent=False)
 

@@ -8,37 +8,39 @@ from __future__ import annotations
 import hashlib
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from workers.models.seams import Seams, widened
 
 
 class Matrix(nn.Module):
-    """A weight [out, in] and perhaps a bias [out]; who multiplies by it decides which part of it is used."""
+    """A weight [out, in] and perhaps a bias [out]."""
 
     def __init__(self, out_features: int, in_features: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
 
 class Norm(nn.Module):
     """Over the last dimension: its root mean square to 1 and, as `layer`, its mean to 0 first and a bias after."""
 
-    def __init__(self, size: int, eps: float, seams: Seams, layer: bool = False, inside: bool = False) -> None:
-        """`inside`: it works between `enter` and `leave`, where each rank has some of the heads."""
+    def __init__(self, size: int, eps: float, layer: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.bias = nn.Parameter(torch.empty(size)) if layer else None
-        self.eps, self.seams, self.inside = eps, seams, inside
+        self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        part = self.seams.inside if self.inside else self.seams.whole
         wide = widened(x)
         if self.bias is not None:
             wide = wide - wide.mean(-1, keepdim=True)
-        scaled = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * part(self.weight)
-        return scaled if self.bias is None else scaled + part(self.bias)
+        scaled = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+        return scaled if self.bias is None else scaled + self.bias
 
 
 class Rotary(nn.Module):

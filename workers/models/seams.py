@@ -42,20 +42,8 @@ class Seams:
         """After a sub-layer whose weights are split: partial sums in, the sum out."""
         return x
 
-    def split(self, weight: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a weight split by heads, features or vocabulary."""
-        return weight
-
     def kv(self, weight: torch.Tensor) -> torch.Tensor:
         """The rows of a key or value projection that this rank's query heads attend to."""
-        return weight
-
-    def whole(self, weight: torch.Tensor) -> torch.Tensor:
-        """A weight that every rank has in full, used outside of sub-layers whose weights are split."""
-        return weight
-
-    def inside(self, weight: torch.Tensor) -> torch.Tensor:
-        """A weight that every rank has in full, used between `enter` and `leave`."""
         return weight
 
     def first_position(self, count: int) -> int:
@@ -85,10 +73,6 @@ Work = Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 class Exchange:
     """One device: all experts are here."""
-
-    def own(self, weight: torch.Tensor) -> torch.Tensor:
-        """The experts of `weight` [experts, ...] that are here."""
-        return weight
 
     def run(self, rows: torch.Tensor, counts: torch.Tensor, work: Work) -> torch.Tensor:
         """`work` of each row's expert. rows [any, hidden] sorted by expert, counts [experts] -> the same shape."""

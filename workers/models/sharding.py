@@ -6,14 +6,24 @@ from collections.abc import Mapping
 from typing import Literal
 
 Axis = Literal["tp", "ep"]
-Rules = Mapping[str, tuple[Axis, int]]
-"""By the last two parts of a parameter's name. What has no rule is whole on every rank of both axes."""
+Rules = Mapping[str, tuple[Axis, int | None]]
+"""By the last two parts of a parameter's name: axis and dimension. None: whole on every rank, and used between `enter`
+and `leave`, where a rank sees a part of its gradient. What has no rule is whole on every rank of both axes."""
 
 
 def dimension(rules: Rules, name: str, axis: Axis) -> int | None:
     """The dimension of the parameter called `name` that `axis` cuts."""
-    cut_by, dim = rules.get(".".join(name.split(".")[-2:]), (None, 0))
+    cut_by, dim = _rule(rules, name)
     return dim if cut_by == axis else None
+
+
+def shared(rules: Rules, name: str, axis: Axis) -> bool:
+    """Whether each rank of `axis` has it whole and sees a part of its gradient."""
+    return _rule(rules, name) == (axis, None)
+
+
+def _rule(rules: Rules, name: str) -> tuple[Axis | None, int | None]:
+    return rules.get(".".join(name.split(".")[-2:]), (None, None))
 
 
 def stored_axes(rules: Rules, name: str, ndim: int) -> tuple[int, ...]:

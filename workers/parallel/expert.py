@@ -16,20 +16,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from workers.models.moe import Experts
 from workers.models.seams import Exchange, Work
 from workers.models.sharding import Rules, dimension
-from workers.parallel.mesh import sliced
+from workers.parallel.cuts import Cut, cut
 
 
 def experts_of(model: nn.Module) -> list[Experts]:
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
-def apply(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> None:
-    """Split the experts of `model` over the one-dimensional ep `mesh`. No communication."""
-    for experts in experts_of(model):
+def apply(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> dict[str, Cut]:
+    """Split the experts of `model` over the one-dimensional ep `mesh`. The cuts by name; no communication."""
+    found = {}
+    for prefix, experts in [named for named in model.named_modules() if isinstance(named[1], Experts)]:
         experts.exchange = AllToAll(mesh)
-        for name, parameter in list(experts.named_parameters()):
-            dim = dimension(rules, f"experts.{name}", "ep")
-            experts.register_parameter(name, nn.Parameter(sliced(parameter.detach(), dim, mesh)))
+        for name, _ in list(experts.named_parameters()):
+            found[f"{prefix}.{name}"] = cut(experts, name, dimension(rules, f"experts.{name}", "ep"), mesh)
+    return found
 
 
 class AllToAll(Exchange):
@@ -37,9 +38,6 @@ class AllToAll(Exchange):
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.group, self.size = mesh.get_group(), mesh.size()
-
-    def own(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to_local()
 
     def run(self, rows: torch.Tensor, counts: torch.Tensor, work: Work) -> torch.Tensor:
         if self.size == 1:

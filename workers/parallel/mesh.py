@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from workers.spec import ParallelLayout
 
@@ -51,18 +50,6 @@ def _mesh(shape: tuple[int, ...], names: tuple[str, ...], device: str) -> Device
     for group in mesh.get_all_groups():
         dist.distributed_c10d._set_pg_timeout(timeout, group)
     return mesh
-
-
-def sliced(whole: torch.Tensor, dim: int | None, mesh: DeviceMesh) -> DTensor:
-    """A DTensor on a one-dimensional mesh of this rank's part of `whole`, which every rank has; split as torch.chunk
-    does, or not at all."""
-    placement: Placement = Replicate() if dim is None else Shard(dim)
-    part = whole
-    if dim is not None:
-        rank, chunk = mesh.get_local_rank(), -(-whole.shape[dim] // mesh.size())
-        start = min(rank * chunk, whole.shape[dim])
-        part = whole.narrow(dim, start, min(chunk, whole.shape[dim] - start)).contiguous()
-    return DTensor.from_local(part, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def forget_groups() -> None:

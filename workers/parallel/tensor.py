@@ -1,13 +1,13 @@
 """Tensor parallelism: weights split by heads, features and vocabulary over the tp axis (Megatron-LM, arXiv 1909.08053).
 
-Parameters become DTensors on the tp mesh, so that state, norm and checkpoints see logical tensors; inside the block
-plain collectives work on their local parts. Key and value heads fewer than tp are stored once and replicated. With
-sequence parallelism (arXiv 2205.05198) what lies between the blocks is split by position.
+A parameter becomes this rank's part of it, a plain tensor; between the parts plain collectives. Key and value heads
+fewer than tp are on several ranks, and stored once. With sequence parallelism (arXiv 2205.05198) what lies between the
+blocks is split by position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,54 +15,47 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial
 
 from workers.models.seams import IGNORED, Seams, widened
-from workers.models.sharding import Rules, dimension
+from workers.models.sharding import Rules, dimension, shared
 from workers.models.spec import ModelSpec
-from workers.parallel.mesh import sliced
+from workers.parallel.cuts import Cut, cut
 
 
 def apply(
     model: nn.Module, rules: Rules, spec: ModelSpec, vocab_size: int, mesh: DeviceMesh, split_sequence: bool
-) -> None:
-    """Split the parameters of `model` over the one-dimensional tp `mesh`, and fill its seams. No communication.
+) -> dict[str, Cut]:
+    """Split the parameters of `model` over the one-dimensional tp `mesh`, and fill its seams. The cuts by name.
 
-    What is a DTensor already is another axis's. A group of one leaves everything as it is.
+    What `rules` give to another axis is left alone; a group of one leaves everything as it is. No communication.
     """
     if mesh.size() == 1:
-        return
-    kind = SequenceSeams if split_sequence else TensorSeams
-    seams = kind(spec, vocab_size, mesh)
+        return {}
+    seams = (SequenceSeams if split_sequence else TensorSeams)(spec, vocab_size, mesh)
     for module in model.modules():
         if hasattr(module, "seams"):
             module.seams = seams
     kv_whole = spec.kv_heads % mesh.size() != 0
+    found = {}
     for prefix, module in model.named_modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if isinstance(parameter.data, DTensor):
+        for name, _ in list(module.named_parameters(recurse=False)):
+            full = f"{prefix}.{name}"
+            if dimension(rules, full, "ep") is not None:
                 continue
-            dim = dimension(rules, f"{prefix}.{name}", "tp")
-            if kv_whole and prefix.endswith((".wk", ".wv")):
-                dim = None
-            module.register_parameter(name, nn.Parameter(sliced(parameter.detach(), dim, mesh)))
+            copied = kv_whole and prefix.endswith((".wk", ".wv"))
+            dim = None if copied else dimension(rules, full, "tp")
+            partial = copied or shared(rules, full, "tp") or (split_sequence and dim is None)
+            found[full] = cut(module, name, dim, mesh, partial)
+    return found
 
 
-def reduce(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum the gradients that are still each rank's own part, all in one collective. FSDP, where it is, has done it."""
-    partial = [parameter for parameter in parameters if _is_partial(parameter.grad)]
-    if not partial:
-        return
-    own = [parameter.grad.to_local() for parameter in partial]
-    flat = torch.cat([gradient.flatten() for gradient in own])
-    dist.all_reduce(flat, group=partial[0].device_mesh.get_group())
-    for parameter, total in zip(partial, flat.split([gradient.numel() for gradient in own]), strict=True):
-        mesh, placements = parameter.device_mesh, parameter.placements
-        parameter.grad = DTensor.from_local(total.view_as(parameter.to_local()), mesh, placements, run_check=False)
-
-
-def _is_partial(gradient: torch.Tensor | None) -> bool:
-    return isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements)
+def reduce(partial: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Sum gradients of which each rank has a part, all in one collective."""
+    if partial:
+        flat = torch.cat([gradient.flatten() for gradient in partial])
+        dist.all_reduce(flat, group=group)
+        sums = flat.split([gradient.numel() for gradient in partial])
+        torch._foreach_copy_(list(partial), [one.view_as(to) for one, to in zip(sums, partial, strict=True)])
 
 
 class TensorSeams(Seams):
@@ -82,25 +75,13 @@ class TensorSeams(Seams):
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         return _SumOut.apply(x, self.group)
 
-    def split(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to_local()
-
     def kv(self, weight: torch.Tensor) -> torch.Tensor:
-        if self.kv_rows is None:
-            return weight.to_local()
-        return weight.to_local(grad_placements=[Partial()])[self.kv_rows]
-
-    def whole(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to_local()
-
-    def inside(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to_local(grad_placements=[Partial()])  # each rank has used it for its heads only
+        return weight if self.kv_rows is None else weight[self.kv_rows]
 
     def embed(self, tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        rows = weight.to_local()
         local = tokens - self.vocab_start
-        foreign = (local < 0) | (local >= rows.shape[0])
-        found = F.embedding(local.masked_fill(foreign, 0), rows)
+        foreign = (local < 0) | (local >= weight.shape[0])
+        found = F.embedding(local.masked_fill(foreign, 0), weight)
         return self.leave(found.masked_fill(foreign[..., None], 0.0))
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -119,9 +100,6 @@ class SequenceSeams(TensorSeams):
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         return _Scatter.apply(x, self.group)
-
-    def whole(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to_local(grad_placements=[Partial()])  # each rank has seen its positions only
 
     def first_position(self, count: int) -> int:
         return self.rank * count
