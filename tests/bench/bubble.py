@@ -1,10 +1,10 @@
 """The bubble of each pipeline schedule, measured beside theory: torch's schedules as the engine runs them, on gloo.
 
 `python tests/bench/bubble.py`. Stages compute nothing: a pass sleeps for as long as it is said to take, so that neither
-cores nor their load matter much. Passes forward, back to the inputs and back to the weights take the same time; a stage
-of v on a rank takes 1/v of it. The bubble is 1 - work / step, where a step is the longest of the ranks' times from its
-first pass to its last, the fastest of some steps; `whole` is the same of the time from the first rank's first pass to
-the last one's last, which a run pays that waits for all ranks after each step.
+cores nor their load matter much. A stage's passes forward, back to its inputs and back to its weights take the same
+time. The bubble is 1 - work / step, where a step is the longest of the ranks' times from its first pass to its last,
+the fastest of some steps; `whole` is the same of the time from the first rank's first pass to the last one's last,
+which a run pays that waits for all ranks after each step.
 """
 
 from __future__ import annotations
@@ -51,12 +51,16 @@ class Step:
     end: float
     work: float  # within the passes
 
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     members = Pool(RANKS)
     try:
-        found = [measured(members, *case, options) for case in CASES if case[0] in options.schedules]
+        found = [measured(members, *case, options) for case in CASES if wanted(*case, options)]
     finally:
         members.end()
     if options.json:
@@ -67,39 +71,43 @@ def main(arguments: list[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", action="store_true", help="end with one line of JSON")
-    made.add_argument("--pass-s", type=float, default=0.03, help="seconds of a rank's pass forward of a micro-batch")
+    made.add_argument("--pass-s", type=float, default=0.04, help="seconds of a stage's pass forward")
     made.add_argument("--rounds", type=int, default=3, help="steps, of which the fastest counts")
     made.add_argument("--schedules", nargs="+", choices=pipeline.SCHEDULES, default=list(pipeline.SCHEDULES))
+    made.add_argument("--micro-batches", nargs="+", type=int, help="only cases of so many")
     return made
+
+
+def wanted(schedule: str, vpp: int, micro_batches: int, options: argparse.Namespace) -> bool:
+    return schedule in options.schedules and micro_batches in (options.micro_batches or [micro_batches])
 
 
 def measured(members: Pool, schedule: str, vpp: int, micro_batches: int, options: argparse.Namespace) -> dict[str, Any]:
     layout = ParallelLayout.model_validate({"pp": RANKS, "vpp": vpp, "schedule": schedule})
     ranks = members.run(RANKS, run, layout, micro_batches, options.pass_s, options.rounds)
-    steps = list(zip(*ranks, strict=True))
+    fastest = min(zip(*ranks, strict=True), key=lambda step: max(one.seconds for one in step))
     figures = {
-        "schedule": schedule, "vpp": vpp, "micro_batches": micro_batches, "theory": bubble.fraction(layout, micro_batches),
-        "measured": min(map(waited, steps)), "whole": min(map(waited_in_all, steps)), "load": os.getloadavg()[0],
-    }  # fmt: skip
-    figures = {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
-    print(
-        f"{schedule:16} v {vpp}  m {micro_batches:2}  theory {figures['theory']:.3f}  measured {figures['measured']:.3f}"
-        f"  whole {figures['whole']:.3f}  load {figures['load']:.1f}",
-        flush=True,
-    )
-    return figures
+        "theory": bubble.fraction(layout, micro_batches),
+        "measured": waited(fastest),
+        "whole": waited_in_all(fastest),
+        "load": os.getloadavg()[0],
+    }
+    figures = {key: round(value, 4) for key, value in figures.items()}
+    told = "  ".join(f"{key} {value:.3f}" for key, value in figures.items())
+    print(f"{schedule:16} v {vpp}  m {micro_batches:2}  {told}", flush=True)
+    return {"schedule": schedule, "vpp": vpp, "micro_batches": micro_batches, **figures}
 
 
 def waited(ranks: Sequence[Step]) -> float:
     """On the rank that takes longest."""
-    longest = max(ranks, key=lambda step: step.end - step.begin)
-    return 1 - longest.work / (longest.end - longest.begin)
+    longest = max(ranks, key=lambda step: step.seconds)
+    return 1 - longest.work / longest.seconds
 
 
 def waited_in_all(ranks: Sequence[Step]) -> float:
-    """On the rank that works longest, from the first rank's begin to the last one's end."""
+    """In the mean of the ranks, from the first rank's begin to the last one's end."""
     whole = max(step.end for step in ranks) - min(step.begin for step in ranks)
-    return 1 - max(step.work for step in ranks) / whole
+    return 1 - sum(step.work for step in ranks) / len(ranks) / whole
 
 
 def run(
@@ -107,7 +115,7 @@ def run(
 ) -> list[Step]:
     """This rank's steps, after one to warm up."""
     with mesh.joined(store, rank, layout, "cpu", 60.0) as axes:
-        parts = [Asleep(pass_s / layout.vpp, first=stage == 0) for stage in pipeline.stages_of(rank, layout)]
+        parts = [Asleep(pass_s, first=stage == 0) for stage in pipeline.stages_of(rank, layout)]
         shapes = pipeline.Shapes(1, 1, WIDTH, WIDTH, torch.float32)
         staged = pipeline.Staged(parts, loss, layout, micro_batches, shapes, axes["pp"], torch.device("cpu"))
         tokens = torch.zeros(micro_batches, 1, SEQ, dtype=torch.int64)

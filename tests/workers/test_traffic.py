@@ -70,13 +70,14 @@ def of_data(parameters: int) -> Figure:
 def of_tensors(run: RunSpec, stage: int = 0) -> Figure:
     """A sub-layer is entered and left, the embedding left, the head entered: one exchange each in the forward pass and
     one in the backward pass, or, with positions whole, none on entering forward and none on leaving backward. The loss
-    takes a maximum and two sums of each token. With positions split the norms' gradients are summed once a step."""
+    takes a maximum and two sums of each token. With positions split the norms' gradients, this
+    replica's shards of them, are summed once a step, all at once."""
     layers, first, last = LAYERS // run.parallel.pp, stage == 0, stage == run.parallel.pp - 1
     split = run.parallel.splits_sequence(SEQ)
     exchanges = (4 * layers + first + last) * (2 if split else 1)
     each = Figure(exchanges, exchanges * ACTIVATION) + (Figure(2, 3 * SEQ * SIZE) if last else Figure())
-    norms = 2 * layers + last
-    return sum([each] * micro_batches(run), Figure(norms, norms * HIDDEN * SIZE) if split else Figure())
+    norms = (2 * layers + last) * HIDDEN * SIZE // run.parallel.dp
+    return sum([each] * micro_batches(run), Figure(1, norms) if split else Figure())
 
 
 def of_stages(run: RunSpec) -> Figure:

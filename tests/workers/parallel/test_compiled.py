@@ -22,6 +22,7 @@ from workers.parallel import compiled, recompute
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[3]
+LEVELS: tuple[recompute.Recompute, ...] = ("none", "full")
 SPEC = ModelSpec(layers=2, hidden=32, heads=4, kv_heads=2, ffn_hidden=48, seq_len=16, vocab_size=64)
 
 
@@ -37,30 +38,32 @@ def losses(level: recompute.Recompute, enabled: bool) -> tuple[float, list[torch
     return loss.item(), [parameter.grad for parameter in model.parameters()]
 
 
-def child(level: recompute.Recompute) -> None:
-    """Says what differs between compiled and not, and what the compiler found in its caches."""
+def child() -> None:
+    """For each level: what differs between compiled and not, and what the compiler found in its caches."""
     from torch._dynamo.utils import counters
 
     torch.set_num_threads(1)
-    loss, gradients = losses(level, False)
-    other, others = losses(level, True)
-    caches = {**counters["inductor"], **counters["aot_autograd"]}
-    print(  # noqa: T201
-        json.dumps({
+    found = []
+    for level in LEVELS:
+        counters.clear()
+        loss, gradients = losses(level, False)
+        other, others = losses(level, True)
+        caches = {**counters["inductor"], **counters["aot_autograd"]}
+        found.append({
             "loss": abs(loss - other),
             "gradient": max((a - b).abs().max().item() for a, b in zip(gradients, others, strict=True)),
             "largest": max(one.abs().max().item() for one in gradients),
             "graphs": counters["stats"]["unique_graphs"],
             "misses": caches.get("fxgraph_cache_miss", 0) + caches.get("autograd_cache_miss", 0),
             "hits": caches.get("autograd_cache_hit", 0),
-        })
-    )  # fmt: skip
+        })  # fmt: skip
+    print(json.dumps(found))  # noqa: T201
 
 
-def started(folder: Path, level: recompute.Recompute) -> dict[str, Any]:
+def started(folder: Path) -> list[dict[str, Any]]:
     """What a new process says that has the environment of `folder`."""
     found = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import child; child({level!r})"],
+        [sys.executable, "-c", f"from {__name__} import child; child()"],
         env=os.environ | compiled.environment(folder, 60.0) | {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"},
         cwd=ROOT,
         capture_output=True,
@@ -71,34 +74,27 @@ def started(folder: Path, level: recompute.Recompute) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on CPU needs g++")
-@pytest.mark.parametrize("level", ["none", "full"])
-def test_compiled_blocks_compute_the_same_and_the_next_process_has_them(
-    tmp_path: Path, level: recompute.Recompute
-) -> None:
-    first, second = started(tmp_path, level), started(tmp_path, level)
-    for found in (first, second):
-        assert found["graphs"] == 1  # all blocks share it
-        assert found["loss"] < 1e-6
-        assert found["gradient"] < 1e-6
-        assert found["largest"] > 1e-3
-    assert first["misses"] > 0
-    assert first["hits"] == 0
-    assert second["misses"] == 0
-    assert second["hits"] > 0
+def test_compiled_blocks_compute_the_same_and_the_next_process_has_them(tmp_path: Path) -> None:
+    for first, second in zip(started(tmp_path), started(tmp_path), strict=True):
+        for found in (first, second):
+            assert found["graphs"] == 1  # all blocks share it
+            assert found["loss"] < 1e-6
+            assert found["gradient"] < 1e-6
+            assert found["largest"] > 1e-3
+        assert first["misses"] > 0
+        assert first["hits"] == 0
+        assert second["misses"] == 0
+        assert second["hits"] > 0
 
 
 def test_blocks_are_left_alone_unless_enabled() -> None:
     block = nn.Linear(2, 2)
     compiled.apply([block], False)
     assert "forward" not in vars(block)
-    names = list(block.state_dict())
-    compiled.apply([block], True)
-    assert "forward" in vars(block)
-    assert list(block.state_dict()) == names
 
 
 def test_torch_knows_every_name() -> None:
-    """In its sources, as far as they come with it, or its library: a name that it dropped would do nothing, silently."""
+    """In its sources, as far as they come with it, or in its library: a name that it dropped would do nothing."""
     torch_folder = Path(torch.__file__).parent
     sources = ["_inductor/config.py", "_functorch/config.py", "_inductor/runtime/cache_dir_utils.py",
                "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"]  # fmt: skip
