@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from workers.checkpoint import manifest
 from workers.checkpoint.publisher import Publisher, newest_attempt
 from workers.checkpoint.shards import Corrupt
 from workers.checkpoint.storage import Storage
+from workers.parallel import compiled
 from workers.reports import CheckpointRefused, Moved, Report, SaveFailed, ShardSaved
 from workers.spec import Assignment, ParallelLayout, RunSpec, layouts
 
@@ -42,6 +44,10 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         sys.stderr.write(f"{options.job_file}: {_sentence(error)}\n" if rank == 0 else "")
         return 2
     trainer.quieten(options.device)
+    for name, value in compiled.environment(
+        Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}" / "kept", 120
+    ).items():
+        os.environ.setdefault(name, value)
     store = _store(environment, world)
     found = {"attempt": newest_attempt(storage) + 1, "resume": manifest.published(storage)} if rank == 0 else None
     start = _shared(store, found)

@@ -25,7 +25,7 @@ from workers.models.seams import IGNORED, NOBODY
 from workers.models.sharding import dimension, stored_axes
 from workers.numerics import local
 from workers.optimizer import Optimizer, gradients
-from workers.parallel import data, expert, mesh, pipeline, recompute, tensor
+from workers.parallel import compiled, data, expert, mesh, pipeline, recompute, tensor
 from workers.parallel.cuts import Cut, placed
 from workers.parallel.precision import COMPUTE, PARAMETERS, LossScale
 from workers.spec import RunSpec, check_layout
@@ -107,6 +107,7 @@ class Engine:
             part.seams.seed = train.seed
             part.to(self.device)  # after the split: a whole stage need not fit one device
             recompute.apply(part.layers.values(), layout.recompute)
+            compiled.apply(part.layers.values(), train.compile)
             inner += [(block, replicas) for block in part.layers.values()] if layout.zero == 3 else []
             data.apply(part, inner, replicas, layout.zero, COMPUTE[train.precision], reduce)
             parts.append(part)

@@ -74,6 +74,10 @@ class TrainSpec(Spec):
     )
     eval_every: int = Field(default=100, gt=0, description="steps between evaluations on data.eval_source")
     eval_batches: int = Field(default=8, gt=0, description="of global_batch samples, in an evaluation")
+    compile: bool = Field(default=False, description="of each block, by torch.compile")
+    traffic_every: int = Field(
+        default=0, ge=0, description="steps between counts of collectives and bytes by mesh axis; 0: never"
+    )
     drift_every: int = Field(
         default=100, ge=0, description="steps between checks that copies of parameters are equal; 0: never"
     )
@@ -231,6 +235,8 @@ def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -
         )
     if layout.sequence_parallel and model.seq_len % layout.tp:
         return f"sequence_parallel needs seq_len {model.seq_len} divisible by tp {layout.tp}"
+    if train.compile and layout.schedule in ZERO_BUBBLE:
+        return f"schedule {layout.schedule} goes back through a stage twice, which compiled blocks can't"
     if train.global_batch % layout.micro_batch:
         return f"global_batch {train.global_batch} is not divisible by micro_batch {layout.micro_batch}"
     if (total := train.global_batch // layout.micro_batch) < layout.dp:

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from workers import bubble
 from workers.blame import Drifted, NonFinite
 from workers.checkpoint import logical, manifest
 from workers.checkpoint.saver import Saver
@@ -26,6 +27,7 @@ from workers.parallel import mesh
 from workers.reports import CheckpointRefused, Evaluated, Finished, Moved, Report, Resumed, StepDone, StepSkipped
 from workers.spec import Assignment, RunSpec
 from workers.throughput import Throughput
+from workers.traffic import Traffic
 
 Listener = Callable[[Report], None]
 
@@ -67,6 +69,9 @@ class Loop:
         self.assignment, self.storage, self.build, self.tell = assignment, storage, build, tell
         self.corpus, self.saver, self.run_spec = corpus, saver, assignment.run
         self.other = evaluation(self.run_spec)
+        layout = self.run_spec.parallel
+        self.bubble = bubble.fraction(layout, max(layout.runs(self.run_spec.train.global_batch)))
+        self.traffic: dict[str, dict[str, int]] | None = None
         self.leads, self.skips, self.saved, self.furthest = assignment.rank == 0, 0, 0, 0
         self.engine, self.cursor = continued(assignment, storage, build, tell)
 
@@ -97,7 +102,13 @@ class Loop:
         first, count = engine.share(self.cursor.samples)
         tokens = self.corpus.batch(first, count)
         engine.watch.lap("data")
-        outcome = engine.step(*tokens, first)
+        every, self.traffic = self.run_spec.train.traffic_every, None
+        if every and (self.cursor.step + 1) % every == 0:
+            with Traffic() as counted:
+                outcome = engine.step(*tokens, first)
+            self.traffic = counted.axes()
+        else:
+            outcome = engine.step(*tokens, first)
         if outcome.finite:
             self.cursor.advance(batch)
         return outcome
@@ -105,9 +116,11 @@ class Loop:
     def done(self, outcome: Outcome, speed: Throughput) -> StepDone:
         watch = self.engine.watch
         step_s = watch.total
+        speed_of = (outcome.tokens / step_s, speed.mfu(step_s), watch.parts)
+        memory = mesh.peak_memory(self.engine.device)
         return StepDone(
             self.cursor.step, time.time(), outcome.loss, outcome.grad_norm, outcome.learning_rate, outcome.tokens,
-            self.cursor.samples, step_s, outcome.tokens / step_s, speed.mfu(step_s), watch.parts,
+            self.cursor.samples, step_s, *speed_of, self.bubble, memory, self.traffic,
         )  # fmt: skip
 
     def skip(self, outcome: Outcome) -> None:

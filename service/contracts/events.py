@@ -40,6 +40,9 @@ class Step:
     tokens_per_s: float | None = None  # of the world
     mfu: float | None = None  # of the world, PaLM's convention; None where the device's peak is unknown
     parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of step_s: data, forward_backward, ...
+    bubble: float = 0.0  # share of a step that the pipeline schedule waits, in theory
+    memory: int | None = None  # peak bytes of rank 0: of its GPU, or of its process
+    traffic: dict[str, dict[str, int]] | None = None  # rank 0's collectives and bytes by axis, of a counted step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class NodeAgent:
         self.epoch, self.job, self.attempt, self.node = epoch, job, attempt, node
         self.controller, self.namespace = controller, namespace
         self.storage = Storage.open(root).child(job)
-        self.folder = Path(scratch) / job / f"{attempt:06d}-{node}"
+        self.folder, self.kept = Path(scratch) / job / f"{attempt:06d}-{node}", Path(scratch) / "kept"
         self.lock = threading.Lock()
         self.shipping = threading.Lock()
         self.wake = threading.Event()
@@ -113,7 +113,8 @@ class NodeAgent:
         self._obey(epoch)
         gpus = ray.get_gpu_ids()
         devices = ",".join(str(gpu) for gpu in gpus) if gpus else None
-        ray.get([member.actor.assign.remote(member.assignment, str(self.folder), devices) for member in members])
+        folders = (str(self.folder), str(self.kept))
+        ray.get([member.actor.assign.remote(member.assignment, *folders, devices) for member in members])
         with self.lock:
             self.at_work = {member.assignment.rank for member in members}
 

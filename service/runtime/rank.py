@@ -53,10 +53,14 @@ class Rank:
         gc.freeze()
         gc.enable()
 
-    def assign(self, assignment: Assignment, logs: str, devices: str | None) -> None:
-        """Train: output goes to files under `logs`, reports to the agent."""
+    def assign(self, assignment: Assignment, logs: str, kept: str, devices: str | None) -> None:
+        """Train: output goes to files under `logs`, reports to the agent; `kept` outlives attempts on this node."""
+        from workers.parallel import compiled
+
         if devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        for name, value in compiled.environment(Path(kept), assignment.timeout_s).items():
+            os.environ.setdefault(name, value)
         redirect(Path(logs), assignment.rank)
         pp, dp, tp = assignment.run.parallel.coordinates(assignment.rank)
         where = f"(pp {pp}, dp {dp}, tp {tp}), attempt {assignment.attempt}, pid {os.getpid()}"

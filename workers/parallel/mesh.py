@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import resource
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,9 +46,11 @@ def of_experts(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
 
 def _mesh(shape: tuple[int, ...], names: tuple[str, ...], device: str) -> DeviceMesh:
     """Its groups get the world's timeout, which they don't by themselves."""
-    mesh = init_device_mesh("cuda" if device == "gpu" else "cpu", shape, mesh_dim_names=names)
+    own: Any = dict.fromkeys(names, "nccl" if device == "gpu" else "gloo")  # not the world's, however long the axis
+    kind = "cuda" if device == "gpu" else "cpu"
+    mesh = init_device_mesh(kind, shape, mesh_dim_names=names, backend_override=own)
     world = dist.distributed_c10d._get_default_group()
-    timeout = world._get_backend(torch.device("cuda" if device == "gpu" else "cpu")).options._timeout
+    timeout = world._get_backend(torch.device(kind)).options._timeout
     for group in mesh.get_all_groups():
         dist.distributed_c10d._set_pg_timeout(timeout, group)
     return mesh
@@ -67,6 +71,13 @@ def device_of(device: str, local_index: int) -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(local_index)
     return torch.device("cuda", local_index)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that this process had: on its GPU, or in all."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def name_of(device: torch.device) -> str:

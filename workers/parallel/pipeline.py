@@ -212,7 +212,7 @@ class Tie:
             return
         columns = mesh.mesh.flatten(1)  # pipeline rank x everything else
         pairs = [[int(columns[ends[0], column]), int(columns[ends[1], column])] for column in range(columns.shape[1])]
-        self.group, _ = dist.new_subgroups_by_enumeration(pairs)
+        self.group, _ = dist.new_subgroups_by_enumeration(pairs, group_desc="mesh_pp")
 
     def add(self, own: Sequence[torch.Tensor]) -> None:
         """Sum the gradients of the copies on this rank, and with the other end."""

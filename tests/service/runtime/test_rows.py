@@ -37,9 +37,10 @@ def steps(*done: events.Step, attempt: int = 1) -> events.StepsCompleted:
 
 def figures(step: int, rate: float | None, step_s: float = 0.5, **measured: Any) -> dict[str, Any]:
     known = {"loss": 1.0, "grad_norm": 0.1, "learning_rate": 1e-3, "tokens": 256, "samples": 16 * step}
-    return {**known, "step_s": step_s, "tokens_per_s": rate, "mfu": None, "parts": {}} | measured
+    return {**known, "step_s": step_s, "tokens_per_s": rate, "mfu": None, "parts": {}, **UNMEASURED} | measured
 
 
+UNMEASURED: dict[str, Any] = {"bubble": 0.0, "memory": None, "traffic": None}
 MEASURED: dict[str, Any] = {"mfu": 0.41, "parts": {"data": 0.1, "forward_backward": 0.3, "optimizer": 0.1}}
 METRICS = [
     ([], []),
