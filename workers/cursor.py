@@ -82,8 +82,10 @@ FREE = ("seq_len", "init_std", "vocab_size", "dropout")
 def check_model(document: Manifest, run: RunSpec) -> None:
     """ValueError when the checkpoint is of another model, also where all shapes are equal."""
     now = run.model.model_dump()
-    if changed := [
-        name for name in document.model if name in now and name not in FREE and document.model[name] != now[name]
-    ]:
-        was = ", ".join(f"{name} {document.model[name]!r}, now {now[name]!r}" for name in changed)
+    then = {**document.model}
+    for model in (now, then):  # how experts are balanced may change, what they are may not
+        if experts := model.get("experts"):
+            model["experts"] = {key: value for key, value in experts.items() if key != "auxiliary"}
+    if changed := [name for name in then if name in now and name not in FREE and then[name] != now[name]]:
+        was = ", ".join(f"{name} {then[name]!r}, now {now[name]!r}" for name in changed)
         raise ValueError(f"{document.path} is of another model ({was})")

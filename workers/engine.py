@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,13 +131,16 @@ class Engine:
             return seams.loss(logits, targets) * seams.scale
 
         if layout.pp == 1:
-            return pipeline.Straight(self.parts[0], loss, layout.zero)
+            return pipeline.Straight(
+                self.parts[0], loss, partial(data.before_backward, self.parts[0], zero=layout.zero)
+            )
         chunk = math.ceil(self.vocabulary / layout.tp)
         logits = min(chunk, max(0, self.vocabulary - chunk * self.mesh["tp"].get_local_rank()))
         split = layout.tp if layout.splits_sequence(model.seq_len) else 1
         shapes = pipeline.Shapes(layout.micro_batch, split, model.hidden, logits, COMPUTE[train.precision])
         runs = layout.runs(train.global_batch)[self.replica]
-        return pipeline.Staged(self.parts, loss, layout, runs, shapes, self.mesh["pp"], self.device)
+        parts = self.parts if layout.zero == 1 else [data.EveryBackward(part) for part in self.parts]
+        return pipeline.Staged(parts, loss, layout, runs, shapes, self.mesh["pp"], self.device)
 
     @property
     def planned_tokens(self) -> int:

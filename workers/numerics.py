@@ -73,9 +73,15 @@ def drifted(named: Mapping[str, torch.Tensor]) -> list[str]:
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """An int64 that another value of any one element changes, whatever its place."""
     own = local(tensor)
-    bits = own.detach().contiguous().view(-1).view(BITS[own.element_size()]).to(torch.int64)
-    odd = torch.arange(1, 2 * len(bits), 2, device=bits.device)  # an odd factor loses no bit
-    return (bits * odd).sum()
+    bits = own.detach().contiguous().view(-1).view(BITS[own.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for chunk in bits.split(CHUNK):
+        odd = torch.arange(1, 2 * len(chunk), 2, device=bits.device)  # an odd factor loses no bit
+        total = total * 31 + (chunk.to(torch.int64) * odd).sum()
+    return total
 
+
+CHUNK = 1 << 22
+"""Elements that are widened at once."""
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

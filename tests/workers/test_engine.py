@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from tests.workers import runs
+from tests.workers import compare, runs
 from workers.data.corpus import Corpus
 from workers.models.decoder import Decoder, initialise
 from workers.optimizer import learning_rate
@@ -70,6 +70,15 @@ def test_lower_precisions_stay_near(pool: Pool, alone: dict, precision: str, tol
     run = runs.spec(layout=LAYOUTS["dp2-pp2-tp2"], train={"precision": precision, "global_batch": 4})
     result = pool.run(8, runs.steps, run, 1)[0]
     assert result["outcomes"][0] == pytest.approx(alone["outcomes"][0], rel=tolerance)
+
+
+def test_compiled_blocks_equal_the_others(pool: Pool) -> None:
+    fields: dict = {"train": {"optimizer": "sgd", "learning_rate": 0.5, "global_batch": 2}, "model": {"layers": 1}}
+    plain = pool.run(2, runs.check, runs.spec(layout={"dp": 2}, **fields))
+    fields["train"]["compile"] = True
+    compare.same(pool.run(2, runs.check, runs.spec(layout={"dp": 2}, **fields)), plain[0] | {
+        kind: [piece for result in plain for piece in result[kind]] for kind in ("gradients", "tensors")
+    })  # fmt: skip
 
 
 def test_momentum_equals_one_process(pool: Pool) -> None:

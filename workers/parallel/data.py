@@ -65,8 +65,8 @@ class EveryBackward(nn.Module):
         super().__init__()
         self.part = part
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.part(x)
+    def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+        return self.part(x, samples)
 
 
 def free(model: nn.Module) -> None:

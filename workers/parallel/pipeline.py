@@ -24,7 +24,6 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from workers.parallel import data
 from workers.spec import SINGLE_STAGE, ParallelLayout
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -70,15 +69,15 @@ class Pipeline(Protocol):
 
 
 class Straight:
-    """One stage: micro-batches one after the other. Gradients are reduced with the last, or with each."""
+    """One stage: micro-batches one after the other. `before` each backward pass is told whether it is the last."""
 
-    def __init__(self, part: nn.Module, loss: Loss, zero: int) -> None:
-        self.part, self.loss, self.zero = part, loss, zero
+    def __init__(self, part: nn.Module, loss: Loss, before: Callable[[bool], None]) -> None:
+        self.part, self.loss, self.before = part, loss, before
 
     def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
         losses = []
         for index, (inputs, wanted, numbers) in enumerate(zip(tokens, targets, samples, strict=True)):
-            data.before_backward(self.part, index == len(tokens) - 1, self.zero)
+            self.before(index == len(tokens) - 1)
             loss = self.loss(self.part(inputs, numbers), wanted)
             loss.backward()
             losses.append(loss.detach())
@@ -164,7 +163,7 @@ class Staged:
         came = shapes.tokens(seq) if number == 0 else shapes.between(seq).requires_grad_()
         gone = shapes.out(seq) if number == layout.stages - 1 else shapes.between(seq)
         return PipelineStage(
-            part if layout.zero == 1 else data.EveryBackward(part),
+            part,
             number,
             layout.stages,
             self.device,
