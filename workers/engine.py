@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from workers import numerics
+from workers import flops, numerics
 from workers.blame import Blame, Sightings
 from workers.models import registry
 from workers.models.decoder import initialise
@@ -90,7 +90,7 @@ class Engine:
 
     def _build(self) -> list[nn.Module]:
         model, layout, train = self.run.model, self.layout, self.run.train
-        layers = pipeline.stage_layers(model.layers, layout)
+        layers = pipeline.stage_layers(model.layers, layout, flops.head(model, self.vocabulary))
         replicas = data.over(self.mesh, "shard")
         reduce = torch.bfloat16 if train.reduce_dtype == "bf16" else PARAMETERS[train.precision]
         parts = []

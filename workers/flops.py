@@ -36,6 +36,12 @@ def per_token(model: ModelSpec, vocabulary: int, seq_len: int, attention: Attent
     return 3 * 2 * (multiplied + model.layers * model.heads * sum(_head(model)) * seen)
 
 
+def head(model: ModelSpec, vocabulary: int) -> float:
+    """The head's model FLOPs over those of a mean layer."""
+    own = 3 * 2 * vocabulary * model.hidden
+    return own * model.layers / (per_token(model, vocabulary, model.seq_len) - own)
+
+
 def _head(model: ModelSpec) -> tuple[int, int]:
     """Sizes of a head's query and value: what its scores and then their sums multiply."""
     if latent := model.latent:

@@ -128,7 +128,9 @@ class ParallelLayout(Spec):
     replicate: int = Field(default=1, gt=0, description="copies of the shards (HSDP); dp: plain replication")
     sequence_parallel: bool | None = Field(default=None, description="default: where tp divides seq_len")
     recompute: Recompute = "none"
-    stage_layers: tuple[int, ...] | None = Field(default=None, description="layers of each stage; default even")
+    stage_layers: tuple[int, ...] | Literal["weighed"] | None = Field(
+        default=None, description="layers of each stage; default even; weighed: the head counts as what it costs"
+    )
     replica_weights: tuple[float, ...] | None = Field(
         default=None, description="each replica's share of the micro-batches, for slower devices; default equal"
     )
@@ -163,8 +165,9 @@ class ParallelLayout(Spec):
             )
         if self.replica_weights and (len(self.replica_weights) != self.dp or min(self.replica_weights) <= 0):
             raise ValueError(f"replica_weights must be {self.dp} numbers above 0, one for each of dp {self.dp}")
-        if self.stage_layers is not None and (len(self.stage_layers) != self.stages or min(self.stage_layers) < 0):
-            raise ValueError(f"stage_layers names {len(self.stage_layers)} stages; pp x vpp makes {self.stages}")
+        named = self.stage_layers if isinstance(self.stage_layers, tuple) else (0,) * self.stages
+        if len(named) != self.stages or min(named) < 0:
+            raise ValueError(f"stage_layers names {len(named)} stages; pp x vpp makes {self.stages}")
         return self
 
     @property
@@ -229,7 +232,7 @@ def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -
     if model.layers < layout.stages:
         stages = f"{layout.stages} stages (pp {layout.pp} x vpp {layout.vpp})"
         return f"{stages} need at least {layout.stages} layers; the model has {model.layers}"
-    if layout.stage_layers is not None and sum(layout.stage_layers) != model.layers:
+    if isinstance(layout.stage_layers, tuple) and sum(layout.stage_layers) != model.layers:
         return (
             f"stage_layers {layout.stage_layers} sum to {sum(layout.stage_layers)}; the model has {model.layers} layers"
         )

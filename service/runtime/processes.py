@@ -72,3 +72,11 @@ def _alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this node that has the IP literal; None where none says so, as for the loopback net."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return name
+    return None

@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 
+from service.runtime import processes
 from workers.reports import (
     Evaluated,
     Failed,
@@ -59,7 +60,8 @@ class Rank:
 
         if devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
-        for name, value in compiled.environment(Path(kept), assignment.timeout_s).items():
+        interface = processes.interface_of(ray.util.get_node_ip_address())
+        for name, value in compiled.environment(Path(kept), assignment.timeout_s, interface).items():
             os.environ.setdefault(name, value)
         redirect(Path(logs), assignment.rank)
         pp, dp, tp = assignment.run.parallel.coordinates(assignment.rank)

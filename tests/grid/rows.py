@@ -58,7 +58,7 @@ GRID: list[Row] = [
     ({"pp": 4}, {"global_batch": 2}, {}),
     ({"pp": 4, "schedule": "gpipe"}, {"global_batch": 5}, TIED),
     ({"pp": 3, "stage_layers": (2, 2, 0)}, {}, TIED),
-    ({"pp": 3}, {"global_batch": 5}, {}),
+    ({"pp": 3, "stage_layers": "weighed"}, {"global_batch": 5}, {}),
     (LOOPED, {"global_batch": 5}, {"layers": 5}),
     (ZERO_BUBBLE, SEVEN, {}),
     (V | {"recompute": "inner"}, {"global_batch": 3}, ONE_KV),

@@ -37,10 +37,19 @@ SCHEDULES = {
 }
 
 
-def stage_layers(layers: int, layout: ParallelLayout) -> list[range]:
-    """Layers of each stage in order; earlier stages take what doesn't divide (30 over 4: 8, 8, 7, 7)."""
-    each, extra = divmod(layers, layout.stages)
-    sizes = layout.stage_layers or [each + (stage < extra) for stage in range(layout.stages)]
+def stage_layers(layers: int, layout: ParallelLayout, head: float = 0.0) -> list[range]:
+    """Layers of each stage in order; earlier stages take what doesn't divide (30 over 4: 8, 8, 7, 7).
+
+    `head`: what the last stage's head costs, in layers. It counts where the layout weighs.
+    """
+    if isinstance(layout.stage_layers, tuple):
+        sizes = list(layout.stage_layers)
+    else:
+        sizes, costs = [0] * layout.stages, [0.0] * layout.stages
+        costs[-1] += head if layout.stage_layers == "weighed" else 0.0
+        for _ in range(layers):
+            least = costs.index(min(costs))
+            sizes[least], costs[least] = sizes[least] + 1, costs[least] + 1
     starts = [sum(sizes[:stage]) for stage in range(layout.stages)]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 

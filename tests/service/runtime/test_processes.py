@@ -135,3 +135,8 @@ def test_several_are_ended_and_a_missing_one_is_no_matter(start: Start) -> None:
 
 def test_nothing_to_end() -> None:
     assert processes.end([]) == []
+
+
+def test_the_interface_of_an_address() -> None:
+    assert processes.interface_of("127.0.0.1") == "lo"
+    assert processes.interface_of("192.0.2.1") is None  # of documentation: no machine has it

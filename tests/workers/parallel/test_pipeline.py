@@ -49,5 +49,8 @@ def test_under_zbv_the_second_half_runs_back() -> None:
 
 
 def test_layers_of_each_stage_may_be_named() -> None:
+    weighed = ParallelLayout(pp=4, stage_layers="weighed")
+    assert [len(stage) for stage in pipeline.stage_layers(30, weighed, head=2.4)] == [8, 8, 8, 6]
+    assert [len(stage) for stage in pipeline.stage_layers(4, weighed, head=9.0)] == [2, 1, 1, 0]
     layout = ParallelLayout(pp=3, stage_layers=(3, 3, 0))
     assert pipeline.stage_layers(6, layout) == [range(3), range(3, 6), range(6, 6)]
