@@ -81,7 +81,8 @@ class Engine:
             for name, module in part.named_modules()
             if isinstance(module, MixtureOfExperts) and module.spec.bias_rate
         }
-        self.stage = axes["replicate", "shard", "tp"]._flatten("stage").get_group() if self.moes else None
+        stage = axes["replicate", "shard", "tp"]
+        self.stage = mesh.hurry(stage._flatten("stage").get_group()) if self.moes else None
         self.optimizer = Optimizer(run.train, [*self.named.values(), *self.copies.values()])
         self.tie = pipeline.Tie(self.layout, axes) if run.model.tied_embedding and self.layout.pp > 1 else None
         self.pipeline = self._pipeline()

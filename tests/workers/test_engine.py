@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -72,6 +74,7 @@ def test_lower_precisions_stay_near(pool: Pool, alone: dict, precision: str, tol
     assert result["outcomes"][0] == pytest.approx(alone["outcomes"][0], rel=tolerance)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on CPU needs g++")
 def test_compiled_blocks_equal_the_others(pool: Pool) -> None:
     fields: dict = {"train": {"optimizer": "sgd", "learning_rate": 0.5, "global_batch": 2}, "model": {"layers": 1}}
     plain = pool.run(2, runs.check, runs.spec(layout={"dp": 2}, **fields))

@@ -45,15 +45,21 @@ def of_experts(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
 
 
 def _mesh(shape: tuple[int, ...], names: tuple[str, ...], device: str) -> DeviceMesh:
-    """Its groups get the world's timeout, which they don't by themselves."""
-    own: Any = dict.fromkeys(names, "nccl" if device == "gpu" else "gloo")  # not the world's, however long the axis
+    """Each axis has groups of its own, with the world's timeout."""
+    own: Any = dict.fromkeys(names, "nccl" if device == "gpu" else "gloo")
     kind = "cuda" if device == "gpu" else "cpu"
     mesh = init_device_mesh(kind, shape, mesh_dim_names=names, backend_override=own)
-    world = dist.distributed_c10d._get_default_group()
-    timeout = world._get_backend(torch.device(kind)).options._timeout
     for group in mesh.get_all_groups():
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
+        hurry(group)
     return mesh
+
+
+def hurry(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Give a group the world's timeout: torch makes new ones that wait half an hour for a dead peer."""
+    world = dist.distributed_c10d._get_default_group()
+    backend = world._get_backend(world._device_types[0])
+    dist.distributed_c10d._set_pg_timeout(backend.options._timeout, group)
+    return group
 
 
 def forget_groups() -> None:

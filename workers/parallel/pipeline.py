@@ -24,6 +24,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from workers.parallel.mesh import hurry
 from workers.spec import SINGLE_STAGE, ParallelLayout
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -220,7 +221,8 @@ class Tie:
             return
         columns = mesh.mesh.flatten(1)  # pipeline rank x everything else
         pairs = [[int(columns[ends[0], column]), int(columns[ends[1], column])] for column in range(columns.shape[1])]
-        self.group, _ = dist.new_subgroups_by_enumeration(pairs, group_desc="mesh_pp")
+        group, _ = dist.new_subgroups_by_enumeration(pairs, group_desc="mesh_pp")
+        self.group = group if group is None else hurry(group)
 
     def add(self, own: Sequence[torch.Tensor]) -> None:
         """Sum the gradients of the copies on this rank, and with the other end."""
