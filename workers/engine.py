@@ -165,7 +165,6 @@ class Engine:
             numbers = torch.arange(first, first + len(tokens)).view(-1, self.layout.micro_batch)
             blame = self.sightings.blame(self.named, numbers.tolist())
             self.optimizer.drop()
-            self._load()
             return dataclasses.replace(outcome, blame=blame, excused=self.scale.update(False))
         numerics.clip(self._gradients(), outcome.grad_norm, self.run.train.clip_norm)
         outcome = dataclasses.replace(outcome, learning_rate=self.optimizer.step())
@@ -178,6 +177,8 @@ class Engine:
         """Forward and backward. The gradients left in the parameters are of the mean over the world's tokens."""
         scale = self._set_scale(self.scale.value)
         self.sightings.reset()
+        for moe in self.moes.values():
+            moe.load.zero_()
         counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros(())
         losses = self.pipeline.run(*self._micro_batches(tokens, targets, first))
         self.sightings.losses = losses
@@ -206,6 +207,8 @@ class Engine:
             part.train()
             data.free(part)
         self.sightings.reset()
+        for moe in self.moes.values():
+            moe.load.zero_()
         counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros((), device=self.device)
         share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
         total, _, count = numerics.agree(share, torch.zeros_like(share), counted)
@@ -241,18 +244,11 @@ class Engine:
     def _gradients(self) -> list[torch.Tensor]:
         return gradients([*self.named.values(), *self.copies.values()])
 
-    def _load(self) -> torch.Tensor | None:
-        """How many tokens each expert of each layer got in this step, of all ranks; begins anew."""
-        if not self.moes:
-            return None
-        load = torch.stack([moe.load for moe in self.moes.values()])
-        for moe in self.moes.values():
-            moe.load.zero_()
-        dist.all_reduce(load, group=self.stage)
-        return load
-
     def _rebalance(self) -> None:
-        if (load := self._load()) is not None:
+        """By how many tokens each expert of each layer got in this step, of all ranks."""
+        if self.moes:
+            load = torch.stack([moe.load for moe in self.moes.values()])
+            dist.all_reduce(load, group=self.stage)
             for moe, own in zip(self.moes.values(), load, strict=True):
                 moe.rebalance(own)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,36 +15,48 @@ from workers.throughput import Stopwatch, Throughput
 
 pytestmark = pytest.mark.torch
 
-LAYOUTS = {"dp2": {"dp": 2}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2-pp2-tp2": {"dp": 2, "pp": 2, "tp": 2}}
+LAYOUTS = {
+    "dp2": {"dp": 2},
+    "tp2": {"tp": 2},
+    "pp2": {"pp": 2},
+    "dp2-pp2-tp2": {"dp": 2, "pp": 2, "tp": 2},
+    "ep2": {"dp": 2, "tp": 2, "ep": 2},
+}
+EXPERTS = {"experts": {"count": 4, "top_k": 2, "hidden": 16}}
 STEPS = 2
 
 
-def done(pool: Pool, root: Path, layout: dict[str, int]) -> list[StepDone]:
-    run = runs.spec(layout=layout, train={"steps": STEPS})
+def done(pool: Pool, root: Path, layout: dict[str, int], model: dict[str, Any]) -> list[StepDone]:
+    run = runs.spec(layout=layout, train={"steps": STEPS}, model=model)
     said = pool.run(run.parallel.world, runs.train, str(root), run, 1, ())
     assert not [report for rank in said[1:] for report in rank if isinstance(report, StepDone)]
     return [report for report in said[0] if isinstance(report, StepDone)]
 
 
-@pytest.fixture(scope="module")
-def alone(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> list[StepDone]:
-    return done(pool, tmp_path_factory.mktemp("alone"), {})
-
-
 @pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS)
-def steps(request: pytest.FixtureRequest, pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> list[StepDone]:
-    return done(pool, tmp_path_factory.mktemp("steps"), request.param)
+def both(
+    request: pytest.FixtureRequest, pool: Pool, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[StepDone], list[StepDone]]:
+    """Of the layout, and of one process."""
+    model, root = EXPERTS if "ep" in request.param else {}, tmp_path_factory.mktemp("steps")
+    return done(pool, root / "many", request.param, model), done(pool, root / "one", {}, model)
 
 
-def test_tokens_are_counted_once(steps: list[StepDone]) -> None:
+@pytest.fixture
+def steps(both: tuple[list[StepDone], list[StepDone]]) -> list[StepDone]:
+    return both[0]
+
+
+def test_T17_tokens_are_counted_once(steps: list[StepDone]) -> None:
     assert [(step.tokens, step.samples) for step in steps] == [(12 * 16, 12), (12 * 16, 24)]
     for step in steps:
         assert step.tokens_per_s == pytest.approx(step.tokens / step.step_s)
 
 
-def test_the_loss_is_the_true_one_where_the_last_stage_is_on_another_rank(
-    steps: list[StepDone], alone: list[StepDone]
+def test_T19_the_loss_is_the_true_one_where_the_last_stage_is_on_another_rank(
+    both: tuple[list[StepDone], list[StepDone]],
 ) -> None:
+    steps, alone = both
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in alone], rel=1e-9)
     assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in alone], rel=1e-9)
 
