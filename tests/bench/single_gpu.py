@@ -83,7 +83,8 @@ def spec(options: argparse.Namespace) -> RunSpec:
         "model": {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn_hidden": ffn_hidden,
                   "seq_len": seq_len, "vocab_size": vocab_size},
         "data": {},
-        "train": {"steps": 1000, "global_batch": batch, "precision": "bf16", "decay": "constant"},
+        "train": {"steps": 1000, "global_batch": batch, "precision": "bf16", "decay": "constant",
+                  "compile": options.compile},
         "parallel": {"micro_batch": options.micro_batch or batch},
     })  # fmt: skip
 
@@ -100,7 +101,7 @@ def compared(run: RunSpec, axes: DeviceMesh, options: argparse.Namespace) -> dic
     sides: dict[str, Side] = {}
     for name, build in (("ours", ours), ("theirs", theirs)):
         before = allocated(device)
-        sides[name] = Side(build(run, axes, device, options.compile), device)
+        sides[name] = Side(build(run, axes, device), device)
         sides[name].step(tokens, targets)  # what it keeps for good is there from its first step on
         sides[name].kept = allocated(device) - before
     for number in range(1 - options.warm, options.rounds):
@@ -170,10 +171,8 @@ def allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def ours(run: RunSpec, axes: DeviceMesh, device: torch.device, compile_blocks: bool) -> Step:
+def ours(run: RunSpec, axes: DeviceMesh, device: torch.device) -> Step:
     engine = Engine(run, run.model.vocab_size, axes, device)
-    for part in engine.parts:
-        compiled.apply(part.layers.values(), compile_blocks)
 
     def step(tokens: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
         outcome = engine.step(tokens, targets)
@@ -182,14 +181,14 @@ def ours(run: RunSpec, axes: DeviceMesh, device: torch.device, compile_blocks: b
     return step
 
 
-def theirs(run: RunSpec, axes: DeviceMesh, device: torch.device, compile_blocks: bool) -> Step:
-    return Plain(run, device, compile_blocks).step
+def theirs(run: RunSpec, axes: DeviceMesh, device: torch.device) -> Step:
+    return Plain(run, device).step
 
 
 class Plain:
     """The loop that one would write for one model on one device."""
 
-    def __init__(self, run: RunSpec, device: torch.device, compile_blocks: bool) -> None:
+    def __init__(self, run: RunSpec, device: torch.device) -> None:
         self.model = Decoder(run.model, run.model.vocab_size)
         initialise(self.model, run.model, run.train.seed)
         self.model.to(device)
@@ -197,7 +196,7 @@ class Plain:
         self.masters = [nn.Parameter(parameter.detach().clone()) for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.data = parameter.data.to(COMPUTE[run.train.precision])
-        compiled.apply(self.model.layers.values(), compile_blocks)
+        compiled.apply(self.model.layers.values(), run.train.compile)
         self.device, self.samples, self.clip_norm = device, run.parallel.micro_batch, run.train.clip_norm
         groups = [
             {"params": [one for one in self.masters if one.ndim >= 2], "weight_decay": run.train.weight_decay},
