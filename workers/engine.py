@@ -160,7 +160,7 @@ class Engine:
         Where loss or gradient is no number all ranks see it at once: nothing is changed, and it is said why.
         """
         outcome = self.gradient(tokens, targets, first)
-        self.watch.lap("forward_backward")  # figures that ranks agreed on have been waited for
+        self.watch.lap("reduction" if self.device.type == "cpu" else "forward_backward")  # the figures are waited for
         if not outcome.finite:
             numbers = torch.arange(first, first + len(tokens)).view(-1, self.layout.micro_batch)
             blame = self.sightings.blame(self.named, numbers.tolist())
@@ -181,6 +181,8 @@ class Engine:
             moe.load.zero_()
         counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros(())
         losses = self.pipeline.run(*self._micro_batches(tokens, targets, first))
+        if self.device.type == "cpu":  # on a GPU nothing has been waited for yet, and reductions overlap
+            self.watch.lap("forward_backward")
         self.sightings.losses = losses
         tensor.reduce(gradients(self.partial), self.mesh["tp"].get_group())
         if self.tie is not None:

@@ -22,6 +22,11 @@ def shared(rules: Rules, name: str, axis: Axis) -> bool:
     return _rule(rules, name) == (axis, None)
 
 
+def of_another(rules: Rules, name: str, axis: Axis) -> bool:
+    """Whether it is another axis's to cut."""
+    return _rule(rules, name)[0] not in (None, axis)
+
+
 def _rule(rules: Rules, name: str) -> tuple[Axis | None, int | None]:
     return rules.get(".".join(name.split(".")[-2:]), (None, None))
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from workers.models.seams import IGNORED, Seams, widened
-from workers.models.sharding import Rules, dimension, shared
+from workers.models.sharding import Rules, dimension, of_another, shared
 from workers.models.spec import ModelSpec
 from workers.parallel.cuts import Cut, cut
 
@@ -40,7 +40,7 @@ def apply(
     for prefix, module in model.named_modules():
         for name, _ in list(module.named_parameters(recurse=False)):
             full = f"{prefix}.{name}"
-            if dimension(rules, full, "ep") is not None:
+            if of_another(rules, full, "tp"):
                 continue
             copied = kv_whole and prefix.endswith((".wk", ".wv"))
             dim = None if copied else dimension(rules, full, "tp")
