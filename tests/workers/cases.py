@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests import s3
 from tests.workers import runs
 from workers import trainer
 from workers.blame import Drifted, NonFinite
@@ -222,3 +224,30 @@ def layers_filled(store: dist.Store, rank: int, root: str, run: RunSpec, step: i
         saver.save(step, engine.state(), engine.axes(), cursor.header(run, engine.progress()))
         saver.close()
         return said, held
+
+
+def carried(
+    store: dist.Store, rank: int, root: str, run: RunSpec, step: int, resume: tuple[str, ...], place: dict[str, str]
+) -> dict[str, Any]:
+    """The state as it was continued at, or after two steps from the seed; saved as `step`. `place`: environment."""
+    os.environ.update(place)
+    s3.forget()
+    said: list[Report] = []
+    assignment = Assignment(
+        job="run", attempt=1, token="test", rank=rank, run=run, root=root, store_host="", store_port=0, resume=resume,
+        timeout_s=60.0,
+    )  # fmt: skip
+    corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
+    storage = trainer.Storage.open(root).child("run")
+    with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
+        engine, cursor = trainer.continued(
+            assignment, storage, lambda: Engine(run, corpus.vocabulary, axes, CPU), said.append
+        )
+        while not resume and cursor.step < 2:
+            runs.step_at(engine, corpus, cursor.samples)
+            cursor.advance(run.train.global_batch)
+        tensors, header = runs.kept(engine.state()), cursor.header(run, engine.progress())
+        saver = trainer.Saver(storage, assignment, said.append)
+        saver.save(step, engine.state(), engine.axes(), header)
+        saver.close()
+        return {"tensors": tensors, "header": header, "said": said}

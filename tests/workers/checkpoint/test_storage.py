@@ -9,27 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import s3
 from workers.checkpoint.storage import UNFINISHED, LocalStorage, Storage
 
 
 @pytest.fixture(scope="module")
-def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
-    """An S3 server on this machine, where its package is installed."""
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    environment = pytest.MonkeyPatch()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        environment.setenv(name, value)
-    Storage.open("s3://bucket").fs.mkdir("bucket")
-    yield "s3://bucket"
-    environment.undo()
-    server.stop()
+def bucket() -> Iterator[str]:
+    with s3.served() as (uri, _):
+        yield uri
 
 
 @pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.server)])
