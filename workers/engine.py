@@ -165,7 +165,8 @@ class Engine:
             numbers = torch.arange(first, first + len(tokens)).view(-1, self.layout.micro_batch)
             blame = self.sightings.blame(self.named, numbers.tolist())
             self.optimizer.drop()
-            return dataclasses.replace(outcome, blame=blame, excused=self.scale.update(False))
+            excused = math.isfinite(outcome.loss) and self.scale.update(False)
+            return dataclasses.replace(outcome, blame=blame, excused=excused)
         numerics.clip(self._gradients(), outcome.grad_norm, self.run.train.clip_norm)
         outcome = dataclasses.replace(outcome, learning_rate=self.optimizer.step())
         self.scale.update(True)
@@ -209,8 +210,6 @@ class Engine:
             part.train()
             data.free(part)
         self.sightings.reset()
-        for moe in self.moes.values():
-            moe.load.zero_()
         counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros((), device=self.device)
         share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
         total, _, count = numerics.agree(share, torch.zeros_like(share), counted)

@@ -16,7 +16,7 @@ def local_square(gradients: Sequence[torch.Tensor], shares: torch.Tensor) -> tor
     `shares`: of each gradient, one over the number of ranks that have the same part of it.
     """
     if not gradients:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device=shares.device)
     norms = torch.stack(torch._foreach_norm(list(gradients), dtype=torch.float64))
     return (norms.square() * shares).sum()
 

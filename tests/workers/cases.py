@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,7 +92,10 @@ def poisoned(store: dist.Store, rank: int, run: RunSpec, sample: int) -> dict[st
         before = [tensor.clone() for tensor in map(local, engine.state().values())]
         outcome = runs.step_at(engine, corpus, run.train.global_batch)
         same = all(torch.equal(one, local(other)) for one, other in zip(before, engine.state().values(), strict=True))
-        return {"blame": outcome.blame, "finite": outcome.finite, "same": same, "steps": engine.optimizer.steps}
+        return {
+            "blame": outcome.blame, "finite": outcome.finite, "same": same, "steps": engine.optimizer.steps,
+            "excused": outcome.excused, "scale": engine.scale.value,
+        }  # fmt: skip
 
 
 def overflowing(store: dist.Store, rank: int, run: RunSpec, at: int) -> dict[str, Any]:
@@ -196,13 +198,17 @@ def traced(
     return said, ids if pp == 0 and tp == 0 else []
 
 
+def assigned(rank: int, root: str, run: RunSpec, resume: tuple[str, ...]) -> Assignment:
+    return Assignment(
+        job="run", attempt=1, token="test", rank=rank, run=run, root=root, store_host="", store_port=0, resume=resume,
+        timeout_s=60.0,
+    )  # fmt: skip
+
+
 def layers_filled(store: dist.Store, rank: int, root: str, run: RunSpec, step: int, resume: tuple[str, ...]) -> Any:
     """Resumed or filled with each layer's own number; what each layer holds; saved as `step`."""
     said: list[Report] = []
-    assignment = Assignment(
-        job="run", attempt=1, token="test", rank=rank, run=run, root=str(Path(root)), store_host="", store_port=0,
-        resume=resume, timeout_s=60.0,
-    )  # fmt: skip
+    assignment = assigned(rank, root, run, resume)
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
     storage = trainer.Storage.open(root).child("run")
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
@@ -233,10 +239,7 @@ def carried(
     os.environ.update(place)
     s3.forget()
     said: list[Report] = []
-    assignment = Assignment(
-        job="run", attempt=1, token="test", rank=rank, run=run, root=root, store_host="", store_port=0, resume=resume,
-        timeout_s=60.0,
-    )  # fmt: skip
+    assignment = assigned(rank, root, run, resume)
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
     storage = trainer.Storage.open(root).child("run")
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
