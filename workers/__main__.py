@@ -44,10 +44,6 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         sys.stderr.write(f"{options.job_file}: {_sentence(error)}\n" if rank == 0 else "")
         return 2
     trainer.quieten(options.device)
-    for name, value in compiled.environment(
-        Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}" / "kept", 120
-    ).items():
-        os.environ.setdefault(name, value)
     store = _store(environment, world)
     found = {"attempt": newest_attempt(storage) + 1, "resume": manifest.published(storage)} if rank == 0 else None
     start = _shared(store, found)
@@ -64,6 +60,9 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         device=options.device,
         resume=tuple(start["resume"]),
     )
+    kept = Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}" / "kept"
+    for name, value in compiled.environment(kept, assignment.timeout_s).items():
+        os.environ.setdefault(name, value)
     voice = Voice(assignment, storage, dist.PrefixStore("shards", store.clone()))  # it speaks in two threads
     trainer.train(assignment, dist.PrefixStore("ranks", store), voice)
     voice.close()

@@ -29,12 +29,12 @@ def apply(
     share with nor another dtype to compute in, everything is left as it is.
     """
     parts = list(parts)
-    alone = all(over.size() == 1 for over in (mesh, *(over for _, over in parts)))
+    alone = all(shards.size() == 1 for shards in (mesh, *(own for _, own in parts)))
     if alone and {compute, reduce} == {parameter.dtype for parameter in model.parameters()}:
         return
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
-    for part, over in (*parts, (model, mesh)):
-        fully_shard(part, mesh=over, mp_policy=policy, reshard_after_forward=zero == 3)
+    for part, shards in (*parts, (model, mesh)):
+        fully_shard(part, mesh=shards, mp_policy=policy, reshard_after_forward=zero == 3)
     for module in sharded(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
