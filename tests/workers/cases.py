@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,9 @@ from tests import s3
 from tests.workers import runs
 from workers import trainer
 from workers.blame import Drifted, NonFinite
+from workers.checkpoint.saver import Saver
+from workers.checkpoint.storage import Storage
+from workers.cursor import Cursor
 from workers.data import order
 from workers.data.corpus import Corpus
 from workers.engine import Engine
@@ -52,14 +57,14 @@ def share(engine: Engine, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, targets
 
 
-def starved(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
-    """A gradient and a step where no token goes to expert 0."""
+def starved(store: dist.Store, rank: int, run: RunSpec, count: int) -> dict[str, Any]:
+    """A gradient and a step where no token goes to the first `count` experts."""
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
         engine = Engine(run, corpus.vocabulary, axes, CPU)
         for module in (one for part in engine.parts for one in part.modules()):
             if isinstance(module, MixtureOfExperts):
-                module.router.balance[0] = -100.0
+                module.router.balance[:count] = -100.0
         first, count = engine.share(0)
         engine.gradient(*corpus.batch(first, count), first)
         gradients = runs.kept(engine.gradients())
@@ -198,37 +203,42 @@ def traced(
     return said, ids if pp == 0 and tp == 0 else []
 
 
-def assigned(rank: int, root: str, run: RunSpec, resume: tuple[str, ...]) -> Assignment:
-    return Assignment(
+@contextlib.contextmanager
+def going_on(
+    store: dist.Store, rank: int, root: str, run: RunSpec, resume: tuple[str, ...]
+) -> Iterator[tuple[Engine, Cursor, Callable[[int], None], list[Report]]]:
+    """An engine and its cursor as they continue, a function that saves both as a step, and what is reported."""
+    said: list[Report] = []
+    assignment = Assignment(
         job="run", attempt=1, token="test", rank=rank, run=run, root=root, store_host="", store_port=0, resume=resume,
         timeout_s=60.0,
     )  # fmt: skip
-
-
-def layers_filled(store: dist.Store, rank: int, root: str, run: RunSpec, step: int, resume: tuple[str, ...]) -> Any:
-    """Resumed or filled with each layer's own number; what each layer holds; saved as `step`."""
-    said: list[Report] = []
-    assignment = assigned(rank, root, run, resume)
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
-    storage = trainer.Storage.open(root).child("run")
+    storage = Storage.open(root).child("run")
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
         engine, cursor = trainer.continued(
             assignment, storage, lambda: Engine(run, corpus.vocabulary, axes, CPU), said.append
         )
+
+        def save(step: int) -> None:
+            saver = Saver(storage, assignment, said.append)
+            saver.save(step, engine.state(), engine.axes(), cursor.header(run, engine.progress()))
+            saver.close()
+
+        yield engine, cursor, save, said
+
+
+def layers_filled(store: dist.Store, rank: int, root: str, run: RunSpec, step: int, resume: tuple[str, ...]) -> Any:
+    """Resumed or filled with each layer's own number; what each layer holds; saved as `step`."""
+    with going_on(store, rank, root, run, resume) as (engine, cursor, save, said):
+        layers = {name: local(p.detach()) for name, p in engine.named.items() if name.startswith("layers.")}
         if not resume:
             with torch.no_grad():
-                for name, parameter in engine.named.items():
-                    if name.startswith("layers."):
-                        local(parameter.detach()).fill_(float(name.split(".")[1]))
-        held = {
-            name: sorted(set(local(parameter.detach()).unique().tolist()))
-            for name, parameter in engine.named.items()
-            if name.startswith("layers.")
-        }
-        saver = trainer.Saver(storage, assignment, said.append)
+                for name, own in layers.items():
+                    own.fill_(float(name.split(".")[1]))
+        held = {name: sorted(own.unique().tolist()) for name, own in layers.items()}
         cursor.step = step
-        saver.save(step, engine.state(), engine.axes(), cursor.header(run, engine.progress()))
-        saver.close()
+        save(step)
         return said, held
 
 
@@ -238,19 +248,12 @@ def carried(
     """The state as it was continued at, or after two steps from the seed; saved as `step`. `place`: environment."""
     os.environ.update(place)
     s3.forget()
-    said: list[Report] = []
-    assignment = assigned(rank, root, run, resume)
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
-    storage = trainer.Storage.open(root).child("run")
-    with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
-        engine, cursor = trainer.continued(
-            assignment, storage, lambda: Engine(run, corpus.vocabulary, axes, CPU), said.append
-        )
+    with going_on(store, rank, root, run, resume) as (engine, cursor, save, said):
         while not resume and cursor.step < 2:
             runs.step_at(engine, corpus, cursor.samples)
             cursor.advance(run.train.global_batch)
-        tensors, header = runs.kept(engine.state()), cursor.header(run, engine.progress())
-        saver = trainer.Saver(storage, assignment, said.append)
-        saver.save(step, engine.state(), engine.axes(), header)
-        saver.close()
-        return {"tensors": tensors, "header": header, "said": said}
+        save(step)
+        return {
+            "tensors": runs.kept(engine.state()), "header": cursor.header(run, engine.progress()), "said": said,
+        }  # fmt: skip

@@ -74,6 +74,17 @@ def test_lower_precisions_stay_near(pool: Pool, alone: dict, precision: str, tol
     assert result["outcomes"][0] == pytest.approx(alone["outcomes"][0], rel=tolerance)
 
 
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"dp": 2, "zero": 2}, LAYOUTS["dp2-pp2-tp2"]])
+def test_gradients_may_be_reduced_in_bf16(pool: Pool, alone: dict, layout: dict) -> None:
+    """Rounded to its 8 bits once they are summed, which changes the norm and hardly."""
+    train = {"precision": "fp32", "reduce_dtype": "bf16", "global_batch": 4}
+    run = runs.spec(layout=layout, train=train)
+    (loss, norm), *_ = pool.run(run.parallel.world, runs.steps, run, 1)[0]["outcomes"]
+    assert loss == pytest.approx(alone["outcomes"][0][0], rel=1e-5)
+    assert norm == pytest.approx(alone["outcomes"][0][1], rel=1e-2)
+    assert norm != pytest.approx(alone["outcomes"][0][1], rel=1e-6)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on CPU needs g++")
 def test_compiled_blocks_equal_the_others(pool: Pool) -> None:
     fields: dict = {"train": {"optimizer": "sgd", "learning_rate": 0.5, "global_batch": 2}, "model": {"layers": 1}}
