@@ -84,16 +84,18 @@ def tokenizer(name: str) -> None:
 
 
 def checkpoint_root(root: str | None, allowed: Sequence[str]) -> None:
-    """Checkpoints are written and deleted: only under the roots that the operator allows."""
-    if root is None:
-        return
-    field = "checkpoint.root"
-    place = normal(root, field)
+    if root is not None:
+        written(root, allowed, "checkpoint.root", "leave it out, or ")
+
+
+def written(uri: str, allowed: Sequence[str], field: str, otherwise: str = "") -> None:
+    """What is written, and may be deleted, is only under the roots that the operator allows."""
+    place = normal(uri, field)
     if any(_within(place, normal(parent, field)) for parent in allowed):
         return
     raise errors.UserError(
-        f"{field}: {root} is not under a storage root of this service",
-        hint=f"leave it out, or use a place under {' or '.join(allowed)}",
+        f"{field}: {uri} is not under a storage root of this service",
+        hint=f"{otherwise}use a place under {' or '.join(allowed)}",
         field=field,
     )
 

@@ -19,12 +19,14 @@ from pydantic import BaseModel, ValidationError
 
 from api import sse_lines
 from api.views import (
+    Asked,
     Checkpoints,
     CheckpointView,
     EventsPage,
     EventView,
     JobsPage,
     LogLine,
+    ManifestView,
     MetricsPage,
     Nodes,
     NodeView,
@@ -77,16 +79,7 @@ class Client:
 
     def submit(self, spec: JobSpec | Mapping[str, Any], key: str | None = None) -> JobView:
         """Put a job into the queue. With the same `key` it is submitted once, however often it is called."""
-        body = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
-        headers = {"Idempotency-Key": key or secrets.token_hex(16)}
-        request = self._http.build_request("POST", "/v1/jobs", content=_body(body), headers=headers)
-        request.headers["Content-Type"] = "application/json"
-        try:
-            answer = self._send(request)
-        except errors.ClusterError:  # the key makes a second try safe, whether or not the first one arrived
-            time.sleep(RETRY_S)
-            answer = self._send(request)
-        return _read(JobView, answer)
+        return self._created("/v1/jobs", spec.model_dump(mode="json") if isinstance(spec, JobSpec) else spec, key)
 
     def get(self, uid: str) -> JobView:
         return self._get(JobView, _path(uid))
@@ -102,7 +95,7 @@ class Client:
             query["page"] = page.next_page
 
     def cancel(self, uid: str) -> JobView:
-        return _read(JobView, self._send(self._http.build_request("POST", f"{_path(uid)}:cancel")))
+        return self._post(JobView, f"{_path(uid)}:cancel")
 
     def wait(self, uid: str, timeout_s: float | None = None) -> JobView:
         """The job once it is over. An API that is away is waited for; ClusterError after the timeout."""
@@ -152,12 +145,83 @@ class Client:
     def checkpoints(self, uid: str) -> tuple[CheckpointView, ...]:
         return self._get(Checkpoints, f"{_path(uid)}/checkpoints").checkpoints
 
+    def checkpoint(self, uid: str, step: int | None = None, attempt: int | None = None) -> ManifestView:
+        """What its manifest says. Here and below: of the newest good one without `step`, else of its newest attempt."""
+        return self._get(ManifestView, _checkpoint(uid, step), _given(attempt=attempt))
+
+    def verify(self, uid: str, step: int | None = None, attempt: int | None = None) -> Asked:
+        """Have every byte of it checked; `answer` tells the verdict."""
+        return self._post(Asked, f"{_checkpoint(uid, step)}:verify", _given(attempt=attempt))
+
+    def restore(self, uid: str, step: int, attempt: int | None = None) -> JobView:
+        """Have the job go back to it; newer ones are never used again."""
+        return self._post(JobView, f"{_checkpoint(uid, step)}:restore", _given(attempt=attempt))
+
+    def export(
+        self, uid: str, to: str, step: int | None = None, attempt: int | None = None, dtype: str | None = None
+    ) -> Asked:
+        """Have its model written to the new folder `to`; `answer` tells when it is."""
+        return self._post(
+            Asked, f"{_checkpoint(uid, step)}:export", _given(attempt=attempt), {"to": to, **_given(dtype=dtype)}
+        )
+
+    def fork(
+        self,
+        uid: str,
+        step: int | None = None,
+        attempt: int | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        key: str | None = None,
+    ) -> JobView:
+        """A new job that begins there. `overrides`: a JSON merge patch of its spec; `key` as for `submit`."""
+        body = {**_given(step=step, attempt=attempt), "overrides": dict(overrides or {})}
+        return self._created(f"{_path(uid)}:fork", body, key)
+
+    def answer(self, uid: str, asked: Asked, timeout_s: float | None = None) -> EventView:
+        """The event that answers what was asked. An API that is away is waited for; ClusterError after the timeout."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        after = asked.after
+        while True:
+            state = f"nothing was heard of the {asked.kind} of step {asked.checkpoint.step} of job {uid}"
+            try:
+                page = self.events_page(uid, after)
+                if found := next(filter(asked.answered_by, page.events), None):
+                    return found
+                after = page.after
+            except errors.ClusterError as error:
+                state = error.message
+            if deadline is not None and time.monotonic() > deadline:
+                raise errors.ClusterError(f"{state}, after {timeout_s:g} s", hint=f"phalanx events {uid}")
+            time.sleep(POLL_S)
+
     def nodes(self) -> tuple[NodeView, ...]:
         return self._get(Nodes, "/v1/nodes").nodes
 
     def _get(self, kind: type[ViewT], path: str, query: Mapping[str, Any] | None = None) -> ViewT:
         answer = self._send(self._http.build_request("GET", path, params=query))
         return _read(kind, answer)
+
+    def _post(
+        self,
+        kind: type[ViewT],
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> ViewT:
+        request = self._http.build_request("POST", path, params=query, content=None if body is None else _body(body))
+        if body is not None:
+            request.headers["Content-Type"] = "application/json"
+        return _read(kind, self._send(request))
+
+    def _created(self, path: str, body: Mapping[str, Any], key: str | None) -> JobView:
+        headers = {"Idempotency-Key": key or secrets.token_hex(16), "Content-Type": "application/json"}
+        request = self._http.build_request("POST", path, content=_body(dict(body)), headers=headers)
+        try:
+            answer = self._send(request)
+        except errors.ClusterError:  # the key makes a second try safe, whether or not the first one arrived
+            time.sleep(RETRY_S)
+            answer = self._send(request)
+        return _read(JobView, answer)
 
     def _send(self, request: httpx.Request, stream: bool = False) -> httpx.Response:
         try:
@@ -220,6 +284,14 @@ def _path(uid: str) -> str:
     if not uid:
         raise errors.NotFound("the uid of a job is missing", hint="phalanx list shows them", field="uid")
     return f"/v1/jobs/{urllib.parse.quote(uid, safe='')}"
+
+
+def _checkpoint(uid: str, step: int | None) -> str:
+    return f"{_path(uid)}/checkpoints/{'newest' if step is None else step}"
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _read(kind: type[ViewT], answer: httpx.Response) -> ViewT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.contracts import job
 from service.contracts.job import Phase
 from service.contracts.status import JobStatus, JobView
 from service.core import goodput
@@ -27,7 +28,10 @@ def of(row: JobRow, storage_root: str, now: float) -> JobView:
     )
 
 
+def root(row: JobRow, storage_root: str) -> str:
+    """That the job asked for, or the service's own."""
+    return str(row.spec.get("checkpoint", {}).get("root") or storage_root)
+
+
 def folder(row: JobRow, storage_root: str) -> str:
-    """`{root}/{uid}`: the root the job asked for, or the service's own."""
-    root = row.spec.get("checkpoint", {}).get("root") or storage_root
-    return f"{root.rstrip('/')}/{row.uid}"
+    return job.folder(root(row, storage_root), row.uid)

@@ -68,13 +68,57 @@ class CheckpointView(View):
     attempt: int
     manifest: str
     published_at: float
-    rejected: str | None  # why it failed its verification
+    rejected: str | None  # why it is never used again: it failed its verification, or was undone
+    nbytes: int | None = None
+    verified_at: float | None = None  # when every byte of it was last read and was right
+    stored: bool | None = None  # False: retention has removed it; None: storage could not be asked
+
+    @property
+    def good(self) -> bool:
+        return self.rejected is None and self.stored is not False
 
 
 class Checkpoints(View):
     """Newest first."""
 
     checkpoints: tuple[CheckpointView, ...]
+
+
+class ManifestView(View):
+    """What the manifest of a checkpoint says; its digest was right when it was read."""
+
+    checkpoint: CheckpointView
+    job: str
+    created_at: float
+    layout: dict[str, Any]
+    model: dict[str, Any]
+    shards: int
+    nbytes: int
+    tensors: int  # of the optimizer too
+    elements: int
+    parameters: int  # elements of the model's tensors
+    samples: int | None
+    ledger: list[dict[str, Any]]  # which attempt consumed which samples
+    optimizer: dict[str, Any]
+
+
+class Asked(View):
+    """Something is done about a checkpoint. The answer is an event of the job, after the event `after`."""
+
+    kind: Literal["verify", "export"]
+    checkpoint: CheckpointView
+    after: int
+    to: str | None = None
+
+    def answered_by(self, event: EventView) -> bool:
+        said = event.data.get("manifest"), event.data.get("to")
+        return event.type in ANSWERS[self.kind] and said == (self.checkpoint.manifest, self.to)
+
+
+ANSWERS = {
+    "verify": ("CheckpointVerified", "CheckpointRejected", "CheckpointCheckFailed"),
+    "export": ("CheckpointExported", "CheckpointExportFailed"),
+}
 
 
 class NodeView(View):

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -90,6 +91,7 @@ class LocalFleet:
             **{f"RAY_health_check_{name}": value for name, value in HEALTH.items()},
             "PHALANX_HOME": str(self.home),
             "PHALANX_SCRATCH": str(Path(self.temp) / "scratch"),
+            "PHALANX_SNAPSHOTS": roster.memory(self.temp),
             "GLOO_SOCKET_IFNAME": "lo",
             "PYTHONUNBUFFERED": "1",
         }
@@ -118,6 +120,7 @@ class LocalFleet:
         family = [process for pid in roots for process in roster.family(pid)]
         self.cluster.remove_node(node, allow_graceful=False)
         roster.end(family)
+        shutil.rmtree(Path(roster.memory(self.temp)) / name, ignore_errors=True)  # and its memory with it
 
     def _record(self) -> None:
         roster.record(self.home, self.temp)

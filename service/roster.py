@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -55,6 +56,11 @@ def _read(home: Path) -> tuple[str, list[Mapping[str, Any]]]:
         ]
         return str(state["temp"]), rows
     return "", []
+
+
+def memory(temp: str) -> str:
+    """Where the nodes of the fleet with this temporary folder keep snapshots."""
+    return f"/dev/shm/{Path(temp).name}" if sys.platform == "linux" else f"{temp}/snapshots"
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -104,3 +110,4 @@ def forget(home: Path, temp: str) -> None:
         (home / name).unlink(missing_ok=True)
     if temp.startswith(tempfile.gettempdir()):
         shutil.rmtree(temp, ignore_errors=True)
+        shutil.rmtree(memory(temp), ignore_errors=True)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ class Settings:
     lease_ttl_s: float
     allowed_roots: tuple[str, ...]  # where a job may keep its checkpoints: `storage` first
     scratch: str = ""  # folder on each node for the output of its ranks, until it is shipped
+    snapshots: str = ""  # folder in each node's memory for snapshots; no two nodes see the same one
+    snapshot_bytes: int = 0  # that they may take there, of each job; 0: half of what is free when the job begins
     models: tuple[str, ...] = ()  # packages and modules whose classes a job may name as its model.family
 
     @classmethod
@@ -47,6 +50,8 @@ class Settings:
             lease_ttl_s=_seconds("PHALANX_LEASE_TTL_S", given.get("PHALANX_LEASE_TTL_S", "10")),
             allowed_roots=tuple(dict.fromkeys(roots)),
             scratch=str(_path("PHALANX_SCRATCH", given.get("PHALANX_SCRATCH", scratch))),
+            snapshots=str(_path("PHALANX_SNAPSHOTS", given.get("PHALANX_SNAPSHOTS", _memory(scratch)))),
+            snapshot_bytes=_bytes("PHALANX_SNAPSHOT_BYTES", given.get("PHALANX_SNAPSHOT_BYTES", "0")),
             models=_modules("PHALANX_MODELS", given.get("PHALANX_MODELS", "")),
         )
 
@@ -89,6 +94,16 @@ def _path(variable: str, text: str) -> Path:
 def _parts(root: str) -> list[str]:
     scheme, found, rest = root.removeprefix("file://").partition("://")
     return [scheme, *filter(None, rest.split("/"))] if found else list(Path(scheme).parts)
+
+
+def _memory(scratch: str) -> str:
+    return f"/dev/shm/phalanx-{os.getuid()}" if sys.platform == "linux" else f"{scratch}/snapshots"
+
+
+def _bytes(variable: str, text: str) -> int:
+    if not text.isdecimal():
+        raise _refusal(variable, f"{text!r} is no number of bytes", "write a whole number, such as 8589934592")
+    return int(text)
 
 
 def _modules(variable: str, text: str) -> tuple[str, ...]:

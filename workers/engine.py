@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,7 @@ class Outcome:
     learning_rate: float = 0.0
     blame: Blame | None = None  # where it began, when loss or norm is no number; nothing was changed then
     excused: bool = False  # the loss scale was too high: it has been lowered
+    aside: tuple[float, ...] = ()  # sums over ranks of what each had to say beside
 
     @property
     def finite(self) -> bool:
@@ -86,6 +87,7 @@ class Engine:
         self.optimizer = Optimizer(run.train, [*self.named.values(), *self.copies.values()])
         self.tie = pipeline.Tie(self.layout, axes) if run.model.tied_embedding and self.layout.pp > 1 else None
         self.pipeline = self._pipeline()
+        self.before_update: Callable[[], None] = lambda: None  # the state is about to change: copies may be under way
         self.sightings = Sightings(list(zip(self.stages, self.parts, strict=True)), self.layout.stages)
         self.watch = Stopwatch()
 
@@ -154,12 +156,13 @@ class Engine:
         before = sum(counts[: self.replica])
         return cursor + before * self.layout.micro_batch, counts[self.replica] * self.layout.micro_batch
 
-    def step(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0) -> Outcome:
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0, aside: Sequence[float] = ()) -> Outcome:
         """An optimizer step over [samples, seq] of this replica, the first being sample number `first`.
 
-        Where loss or gradient is no number all ranks see it at once: nothing is changed, and it is said why.
+        Where loss or gradient is no number all ranks see it at once: nothing is changed, and it is said why. `aside` is
+        summed over ranks with the figures of the step, at no message's cost.
         """
-        outcome = self.gradient(tokens, targets, first)
+        outcome = self.gradient(tokens, targets, first, aside)
         self.watch.lap("reduction" if self.device.type == "cpu" else "forward_backward")  # the figures are waited for
         if not outcome.finite:
             numbers = torch.arange(first, first + len(tokens)).view(-1, self.layout.micro_batch)
@@ -168,13 +171,16 @@ class Engine:
             excused = math.isfinite(outcome.loss) and self.scale.update(False)
             return dataclasses.replace(outcome, blame=blame, excused=excused)
         numerics.clip(self._gradients(), outcome.grad_norm, self.run.train.clip_norm)
+        self.before_update()
         outcome = dataclasses.replace(outcome, learning_rate=self.optimizer.step())
         self.scale.update(True)
         self._rebalance()
         self.watch.lap("optimizer")
         return outcome
 
-    def gradient(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0) -> Outcome:
+    def gradient(
+        self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0, aside: Sequence[float] = ()
+    ) -> Outcome:
         """Forward and backward. The gradients left in the parameters are of the mean over the world's tokens."""
         scale = self._set_scale(self.scale.value)
         self.sightings.reset()
@@ -190,11 +196,11 @@ class Engine:
             self.tie.add(gradients(self._tied()))
         share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
         square = numerics.local_square(gradients(self.named.values()), self.shares)
-        total, norm, count = numerics.agree(share, square, counted.to(self.device))
+        total, norm, count, sums = numerics.agree(share, square, counted.to(self.device), aside)
         factor = 1 / (max(count, 1) * scale)  # 1 unless some targets are ignored, or in fp16
         if factor != 1.0:
             torch._foreach_mul_(self._gradients(), factor)
-        return Outcome(total * factor, norm * factor, int(count))
+        return Outcome(total * factor, norm * factor, int(count), aside=sums)
 
     def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
         """(mean loss, tokens) of the world's [samples, seq], of which each replica gives its share of a step.
@@ -212,7 +218,7 @@ class Engine:
         self.sightings.reset()
         counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros((), device=self.device)
         share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
-        total, _, count = numerics.agree(share, torch.zeros_like(share), counted)
+        total, _, count, _ = numerics.agree(share, torch.zeros_like(share), counted)
         return total / (max(count, 1) * scale), int(count)
 
     def _set_scale(self, value: float) -> float:

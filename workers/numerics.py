@@ -34,12 +34,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def agree(loss: torch.Tensor, square: torch.Tensor, tokens: torch.Tensor) -> tuple[float, float, float]:
-    """(loss, gradient norm, tokens) of the world from each rank's share of loss, squared norm and tokens."""
-    shares = torch.stack((loss.to(square), square, tokens.to(square)))
+def agree(
+    loss: torch.Tensor, square: torch.Tensor, tokens: torch.Tensor, aside: Sequence[float] = ()
+) -> tuple[float, float, float, tuple[float, ...]]:
+    """(loss, gradient norm, tokens) of the world from each rank's share of loss, squared norm and tokens; and the sums
+    over ranks of what else each one has to say."""
+    shares = torch.cat((torch.stack((loss.to(square), square, tokens.to(square))), square.new_tensor(aside)))
     dist.all_reduce(shares)
-    total, squared, count = shares.tolist()
-    return total, squared**0.5, count
+    total, squared, count, *sums = shares.tolist()
+    return total, squared**0.5, count, tuple(sums)
 
 
 def clip(gradients: list[torch.Tensor], norm: float, limit: float | None) -> None:

@@ -90,11 +90,47 @@ class ShardSaved:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SaveDelayed:
+    """This rank's part could not be written so far, and is tried again."""
+
+    step: int
+    rank: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SaveFailed:
     """This rank's part could not be written. Training goes on."""
 
     step: int
     rank: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """This rank's part of a snapshot is in the memory of its node, and of a peer where there is one."""
+
+    step: int
+    rank: int
+    nbytes: int
+    stall_s: float  # seconds that the step's thread was blocked
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """This rank's part could not be kept in memory. Training goes on; durable checkpoints are not concerned."""
+
+    step: int
+    rank: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotRefused:
+    """Rank 0: a snapshot could not be read or failed its verification, and was passed over by all ranks."""
+
+    step: int
     reason: str
 
 
@@ -118,4 +154,5 @@ class Finished:
 
 
 Progress = Moved | StepDone | StepSkipped | Evaluated | Resumed | Finished
-Report = Progress | CheckpointRefused | ShardSaved | SaveFailed | Failed
+Saved = ShardSaved | SaveDelayed | SaveFailed | SnapshotTaken | SnapshotFailed
+Report = Progress | CheckpointRefused | SnapshotRefused | Saved | Failed

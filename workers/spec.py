@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -100,11 +100,16 @@ class TrainSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """Durable checkpoints: every `every_steps` steps and at the end, the newest `keep` published ones kept."""
+    """Durable checkpoints: every `every_steps` steps and at the end. The newest `keep` good ones stay, two at least."""
 
     root: str | None = Field(default=None, description="path or fsspec URI; default the service's own storage root")
     every_steps: int = Field(default=100, gt=0)
     keep: int = Field(default=3, gt=0)
+    keep_every: int | None = Field(default=None, gt=0, description="those of a multiple of these steps stay for ever")
+    snapshot_every: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
+        default="auto",
+        description="steps between snapshots in the memory of two nodes; 0: none; auto: by what they cost",
+    )
 
 
 class ParallelLayout(Spec):
@@ -336,6 +341,7 @@ class Assignment:
     local_index: int = 0  # device of this node
     device: Literal["cpu", "gpu"] = "cpu"
     resume: tuple[str, ...] = ()  # manifests to try, newest first; none: start from the seed
+    origin: tuple[str, str] | None = None  # (another job's folder, manifest): where a job without a checkpoint begins
     timeout_s: float = 120.0  # of every process group
 
     @property

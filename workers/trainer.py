@@ -6,10 +6,11 @@ service. Every decision that changes what is computed is taken by all ranks toge
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -18,13 +19,24 @@ import torch.distributed as dist
 from workers import bubble
 from workers.blame import Drifted, NonFinite
 from workers.checkpoint import logical, manifest
+from workers.checkpoint.memory import Memory, Note, Rhythm
 from workers.checkpoint.saver import Saver
 from workers.checkpoint.storage import Storage
 from workers.cursor import Cursor, check_model, check_order
 from workers.data.corpus import Corpus
 from workers.engine import Engine, Outcome
 from workers.parallel import mesh
-from workers.reports import CheckpointRefused, Evaluated, Finished, Moved, Report, Resumed, StepDone, StepSkipped
+from workers.reports import (
+    CheckpointRefused,
+    Evaluated,
+    Finished,
+    Moved,
+    Report,
+    Resumed,
+    SnapshotRefused,
+    StepDone,
+    StepSkipped,
+)
 from workers.spec import Assignment, RunSpec
 from workers.throughput import Throughput
 from workers.traffic import Traffic
@@ -35,8 +47,11 @@ SKIPS = 32  # steps without a number, and none further than before, before a run
 PUBLISHED_S = 30.0  # that a rollback waits for the publication of the last save
 
 
-def train(assignment: Assignment, store: dist.Store, tell: Listener) -> None:
-    """Train to the last step. Returns when this rank's last save is in storage; raises what broke it."""
+def train(assignment: Assignment, store: dist.Store, tell: Listener, memory: Memory | None = None) -> None:
+    """Train to the last step. Returns when this rank's last save is in storage; raises what broke it.
+
+    With `memory` snapshots are kept there, and the newest whole one is where training continues.
+    """
     run, rank = assignment.run, assignment.rank
     tell(Moved(rank, "start", -1, time.time()))
     device = mesh.device_of(assignment.device, assignment.local_index)
@@ -44,7 +59,7 @@ def train(assignment: Assignment, store: dist.Store, tell: Listener) -> None:
     with mesh.joined(store, rank, run.parallel, assignment.device, assignment.timeout_s) as axes:
         tell(Moved(rank, "load", -1, time.time()))
         storage = Storage.open(assignment.root).child(assignment.job)
-        saver = Saver(storage, assignment, tell)
+        saver = Saver(storage, assignment, tell, memory)
         loop = Loop(assignment, storage, lambda: Engine(run, corpus.vocabulary, axes, device), corpus, saver, tell)
         try:
             loop.run()
@@ -72,8 +87,11 @@ class Loop:
         layout = self.run_spec.parallel
         self.bubble = bubble.fraction(layout, max(layout.runs(self.run_spec.train.global_batch)))
         self.traffic: dict[str, dict[str, int]] | None = None
-        self.leads, self.skips, self.saved, self.furthest = assignment.rank == 0, 0, 0, 0
-        self.engine, self.cursor = continued(assignment, storage, build, tell)
+        self.leads, self.skips, self.saved, self.furthest, self.rolled = assignment.rank == 0, 0, 0, 0, 0
+        self.engine, self.cursor = continued(assignment, storage, build, tell, saver.memory)
+        self.engine.before_update = saver.copies.order
+        every = self.run_spec.checkpoint.snapshot_every if saver.memory else 0
+        self.rhythm = Rhythm(every, assignment.world, self.cursor.step)
 
     def run(self) -> None:
         train, every = self.run_spec.train, self.run_spec.checkpoint.every_steps
@@ -93,11 +111,10 @@ class Loop:
                 self.check_drift()
             if self.other is not None and step % train.eval_every == 0:
                 self.evaluate(self.other)
-            if step % every == 0 or step == train.steps:
-                self.save()
+            self.save(outcome, durable=step % every == 0 or step == train.steps)
 
     def step(self) -> Outcome:
-        engine, batch = self.engine, self.run_spec.train.global_batch
+        engine, batch, note = self.engine, self.run_spec.train.global_batch, self.note()
         engine.watch.start()
         first, count = engine.share(self.cursor.samples)
         tokens = self.corpus.batch(first, count)
@@ -105,13 +122,17 @@ class Loop:
         every, self.traffic = self.run_spec.train.traffic_every, None
         if every and (self.cursor.step + 1) % every == 0:
             with Traffic() as counted:
-                outcome = engine.step(*tokens, first)
+                outcome = engine.step(*tokens, first, note)
             self.traffic = counted.axes()
         else:
-            outcome = engine.step(*tokens, first)
+            outcome = engine.step(*tokens, first, note)
         if outcome.finite:
             self.cursor.advance(batch)
         return outcome
+
+    def note(self) -> Note | tuple[()]:
+        """What all ranks have to know of each other to agree on a snapshot after this step."""
+        return (float(self.saver.busy), self.saver.cost_s, self.engine.watch.total) if self.rhythm.every else ()
 
     def done(self, outcome: Outcome, speed: Throughput) -> StepDone:
         watch = self.engine.watch
@@ -140,7 +161,10 @@ class Loop:
             self.cursor.skip(self.run_spec.train.global_batch)
 
     def roll_back(self) -> None:
-        """To the newest published checkpoint, or the seed; the samples since then are left out too."""
+        """To the newest published checkpoint, or the seed; the samples since then are left out too.
+
+        What is saved from here on goes to folders of its own: steps are done again, and files are never written twice.
+        """
         seen = self.cursor.samples
         resume = [self._published()] if self.leads else [()]
         dist.broadcast_object_list(resume)
@@ -148,17 +172,24 @@ class Loop:
         gc.collect()
         assignment = dataclasses.replace(self.assignment, resume=resume[0])
         self.engine, self.cursor = continued(assignment, self.storage, self.build, self.tell)
+        self.engine.before_update = self.saver.copies.order
         self.cursor.skip(seen - self.cursor.samples)
+        self.rolled += 1
+        self.saver.assignment = dataclasses.replace(assignment, token=f"{assignment.token}+{self.rolled}")
+        self.rhythm.last = self.cursor.step
 
     def _published(self) -> tuple[str, ...]:
-        """Newest first, once the last save is among them or will hardly be any more."""
-        deadline, wanted = time.monotonic() + PUBLISHED_S, manifest.path(self.saved, self.assignment.attempt)
+        """Of this attempt and of those it might have begun at, newest first; once the last save is among them or will
+        hardly be any more."""
+        attempt, known = self.assignment.attempt, list[str]()
+        deadline, wanted = time.monotonic() + PUBLISHED_S, manifest.path(self.saved, attempt)
         self.saver.wait()
-        while self.saved and wanted not in (known := manifest.published(self.storage)):
-            if time.monotonic() > deadline:
-                return tuple(known)
+        while True:
+            known = manifest.published(self.storage)
+            if not self.saved or wanted in known or time.monotonic() > deadline:
+                break
             time.sleep(0.1)
-        return tuple(manifest.published(self.storage))
+        return tuple(path for path in known if path in self.assignment.resume or manifest.attempt_of(path) == attempt)
 
     def check_drift(self) -> None:
         found = [f"{name} on rank {self.assignment.rank}" for name in self.engine.drifted()]
@@ -173,11 +204,17 @@ class Loop:
         if self.leads:
             self.tell(Evaluated(self.cursor.step, time.time(), losses / max(1, tokens), tokens))
 
-    def save(self) -> None:
+    def save(self, outcome: Outcome, durable: bool) -> None:
+        """To storage where that is due, to memory where all ranks agreed to."""
         engine, step = self.engine, self.cursor.step
-        self.tell(Moved(self.assignment.rank, "save", step, time.time()))
-        self.saver.save(step, engine.state(), engine.axes(), self.cursor.header(self.run_spec, engine.progress()))
-        self.saved = step
+        agreed = outcome.aside if len(outcome.aside) == 3 else (1.0, 0.0, 0.0)
+        snapshot = self.rhythm.due(step, agreed, wanted=durable)
+        if durable:
+            self.tell(Moved(self.assignment.rank, "save", step, time.time()))
+            self.saved = step
+        if durable or snapshot:
+            header = self.cursor.header(self.run_spec, engine.progress())
+            self.saver.save(step, engine.state(), engine.axes(), header, durable=durable, snapshot=snapshot)
 
 
 def evaluation(run: RunSpec) -> Corpus | None:
@@ -188,34 +225,91 @@ def evaluation(run: RunSpec) -> Corpus | None:
     return Corpus(data, run.model.seq_len, run.train.seed)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """Where a run may continue: a manifest, and the storage of its job."""
+
+    path: str
+    storage: Storage
+    in_memory: bool = False
+    is_origin: bool = False  # of another job: the only way to begin
+
+    @property
+    def step(self) -> int:
+        return manifest.step_of(self.path)
+
+
+def sources(assignment: Assignment, storage: Storage, memory: Memory | None) -> list[Source]:
+    """In the order in which they are tried: the newest step first, of equals the one in memory."""
+    kept = [Source(path, memory.storage, in_memory=True) for path in memory.manifests] if memory else []
+    found = [*kept, *(Source(path, storage) for path in assignment.resume)]
+    found.sort(key=lambda source: -source.step)
+    if not found and assignment.origin is not None:
+        home, path = assignment.origin
+        found.append(Source(path, Storage.open(home), is_origin=True))
+    return found
+
+
 def continued(
-    assignment: Assignment, storage: Storage, build: Callable[[], Engine], tell: Listener
+    assignment: Assignment,
+    storage: Storage,
+    build: Callable[[], Engine],
+    tell: Listener,
+    memory: Memory | None = None,
 ) -> tuple[Engine, Cursor]:
-    """An engine at the newest checkpoint that every rank could load and verify, or at the seed."""
-    engine = build()
-    for path in assignment.resume:
-        problem, cursor = "", Cursor(assignment.attempt)
-        try:
-            document = manifest.load(storage, path)
-            cursor = Cursor.resumed(document, assignment.attempt)
-            check_model(document, assignment.run)
-            check_order(document, assignment.run)
-            engine.restore(partial(logical.load, manifest=document, storage=storage), document.header)
-        except manifest.BadCheckpoint as error:  # an outage or another model condemns no checkpoint
-            problem = f"rank {assignment.rank}: {error.reason}"
-        if not (doubt := first_problem(problem)):
-            if assignment.rank == 0:
-                tell(Resumed(cursor.step, path))
-            return engine, cursor
+    """An engine at the newest checkpoint or snapshot that every rank could load and verify, or at the seed."""
+    engine, tried = build(), sources(assignment, storage, memory)
+    for source in tried:
+        document, cursor, problem = _opened(source, assignment)
+        doubt = first_problem(problem)  # before anything is loaded: the same source on all ranks, or none
+        if document is not None and not doubt:
+            with _problems(source, problems := []):
+                engine.restore(partial(logical.load, manifest=document, storage=source.storage), document.header)
+            doubt = first_problem(f"rank {assignment.rank}: {problems[0]}" if problems else "")
+        if doubt and source.is_origin:
+            raise ValueError(f"{source.path} in {source.storage.uri}, at which the job begins, is no good: {doubt}")
         if assignment.rank == 0:
-            tell(CheckpointRefused(path, doubt))
-    if assignment.resume:  # a refused checkpoint may have filled a part of it; two at once may not fit
+            tell(_verdict(source, cursor.step, doubt))
+        if not doubt:
+            return engine, cursor
+    if tried:  # a refused checkpoint may have filled a part of it; two at once may not fit
         del engine
         gc.collect()
         engine = build()
     if assignment.rank == 0:
         tell(Resumed(0, None))
     return engine, Cursor(assignment.attempt)
+
+
+def _opened(source: Source, assignment: Assignment) -> tuple[manifest.Manifest | None, Cursor, str]:
+    """The manifest, where it says to continue, and what is wrong with it. ValueError: it is of another run."""
+    cursor = Cursor(assignment.attempt)
+    with _problems(source, problems := []):
+        document = manifest.load(source.storage, source.path)
+        cursor = Cursor.resumed(document, assignment.attempt)
+        check_model(document, assignment.run)
+        check_order(document, assignment.run)
+        return document, cursor, ""
+    return None, cursor, f"rank {assignment.rank}: {problems[0]}"
+
+
+@contextlib.contextmanager
+def _problems(source: Source, found: list[str]) -> Iterator[None]:
+    """Adds what makes the source unfit to `found`. An outage of storage, or another model, condemns no checkpoint."""
+    try:
+        yield
+    except manifest.BadCheckpoint as error:
+        found.append(error.reason)
+    except OSError as error:
+        if not source.in_memory:
+            raise
+        found.append(str(error))  # what memory has lost, storage has
+
+
+def _verdict(source: Source, step: int, doubt: str) -> Report:
+    if not doubt:
+        return Resumed(step, None if source.in_memory else source.path)
+    return SnapshotRefused(source.step, doubt) if source.in_memory else CheckpointRefused(source.path, doubt)
 
 
 def first_problem(mine: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from api.cli import tables
 from api.client import PATIENCE_S, POLL_S, Client
-from api.views import EventView, LogLine
+from api.views import EventView, LogLine, ManifestView
 from service.contracts import errors
 from service.contracts.status import JobView
 
@@ -77,6 +78,28 @@ def _facts(view: JobView) -> Table:
         facts.add_row("checkpoint", f"step {status.checkpoint_step}: {status.checkpoint}")
     facts.add_row("storage", view.storage)
     return facts
+
+
+def checkpoint(out: Console, view: ManifestView, now: float) -> None:
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    one = view.checkpoint
+    facts.add_row("checkpoint", f"step {one.step} of {view.job}, by attempt {one.attempt}: {one.manifest}")
+    facts.add_row("state", tables.state(one, now))
+    facts.add_row("published", f"{tables.duration(now - view.created_at)} ago")
+    facts.add_row("layout", _pairs(view.layout))
+    facts.add_row("model", _pairs(view.model))
+    facts.add_row("tensors", f"{view.tensors:,} of {view.elements:,} elements; {view.parameters:,} parameters")
+    facts.add_row("size", f"{view.nbytes:,} bytes in {view.shards:,} shards")
+    facts.add_row("samples", "-" if view.samples is None else f"{view.samples:,}")
+    facts.add_row("ledger", "; ".join(map(_pairs, view.ledger)) or "-")
+    facts.add_row("optimizer", _pairs(view.optimizer))
+    out.print(facts)
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None) or "-"
 
 
 def follow(client: Client, uid: str, out: Console) -> JobView:

@@ -1,4 +1,4 @@
-"""Tables for people: jobs, incidents, nodes. Times are given in; nothing here asks the API or the clock."""
+"""Tables for people: jobs, incidents, checkpoints, nodes. Times are given in: no table asks the API or the clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from api.views import NodeView
+from api.views import CheckpointView, NodeView
 from service.contracts.job import Phase
 from service.contracts.status import IncidentView, JobView
 
@@ -50,6 +50,22 @@ def incidents(found: Iterable[IncidentView]) -> Table:
             incident.message,
         )
     return table
+
+
+def checkpoints(found: Iterable[CheckpointView], now: float) -> Table:
+    table = _table("STEP", "ATTEMPT", "PUBLISHED", "BYTES", "STATE", fold="STATE")
+    for one in found:
+        published = f"{duration(now - one.published_at)} ago"
+        table.add_row(str(one.step), str(one.attempt), published, number(one.nbytes, ",d"), state(one, now))
+    return table
+
+
+def state(one: CheckpointView, now: float) -> str:
+    if one.rejected is not None:
+        return f"rejected: {one.rejected}"
+    if one.stored is False:
+        return "removed"
+    return "published" if one.verified_at is None else f"verified {duration(now - one.verified_at)} ago"
 
 
 def nodes(found: Iterable[NodeView], now: float) -> Table:

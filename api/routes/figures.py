@@ -1,4 +1,4 @@
-"""What a job has measured and kept: the figures of each step, and its checkpoints."""
+"""What a job has measured: the figures of each step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from api.door import Given, Uid
-from api.views import Checkpoints, CheckpointView, MetricsPage, StepView
+from api.views import MetricsPage, StepView
 
 router = APIRouter(prefix="/v1/jobs/{uid}", tags=["figures"])
 
@@ -24,22 +24,3 @@ def metrics(
     rows = given.store.metrics(uid, after_step, limit)
     steps = tuple(StepView(**{**row.values, "step": row.step, "attempt": row.attempt, "at": row.at}) for row in rows)
     return MetricsPage(steps=steps, after_step=steps[-1].step if steps else after_step)
-
-
-@router.get("/checkpoints")
-def checkpoints(given: Given, uid: Uid) -> Checkpoints:
-    """Newest first."""
-    given.store.job(uid)
-    rows = given.store.checkpoints(uid)
-    return Checkpoints(
-        checkpoints=tuple(
-            CheckpointView(
-                step=row.step,
-                attempt=row.attempt,
-                manifest=row.manifest,
-                published_at=row.published_at,
-                rejected=row.rejected,
-            )
-            for row in rows
-        )
-    )

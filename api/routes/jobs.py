@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
 import time
 from typing import Annotated, Any
 
@@ -12,13 +9,12 @@ from fastapi import APIRouter, Body, Header, Query, Request, Response
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from api import checks, jobview, pages
-from api.door import Door, Given, Uid
+from api import jobview, pages, submission
+from api.door import Given, Uid
 from api.views import JobsPage, Problem
 from service.contracts import errors, job
 from service.contracts.job import JobSpec, Phase
-from service.contracts.status import JobStatus, JobView, Progress
-from service.store.records import JobRow
+from service.contracts.status import JobView
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -47,30 +43,13 @@ def submit(
     spec = job.parse_job(body)
     now = time.time()
     try:
-        row, created = _submitted(given, spec, idempotency_key, now)
-    except errors.Conflict as error:
-        raise errors.UserError(error.message, hint=error.hint, field="Idempotency-Key") from error
+        row, created = submission.submit(given, spec, idempotency_key, now)
+    except (errors.Conflict, errors.NotFound) as error:  # of the body, not of the route
+        field = f"init_from.{error.field}" if error.field else "Idempotency-Key"
+        raise errors.UserError(error.message, hint=error.hint, field=field) from error
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"{request.url.path}/{row.uid}"
     return jobview.of(row, given.storage_root, now)
-
-
-def _submitted(given: Door, spec: JobSpec, key: str | None, now: float) -> tuple[JobRow, bool]:
-    document = spec.model_dump(mode="json")
-    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-    # Before the checks: what was accepted once is answered again, also when it would no longer fit.
-    if key is not None and (known := given.store.submitted(key, digest, now)):
-        return known, False
-    checks.submission(spec, given.store.nodes(), given.roots, given.models)
-    return given.store.submit(
-        document,
-        spec.name,
-        uid=f"{spec.name}-{secrets.token_hex(4)}",
-        at=now,
-        status=JobStatus(progress=Progress(steps=spec.train.steps)).model_dump(mode="json"),
-        key=key,
-        digest=digest,
-    )
 
 
 @router.get("", responses=REFUSED)
@@ -106,5 +85,5 @@ def cancel(given: Given, uid: Uid) -> JobView:
     phase = Phase(given.store.job(uid).phase)
     if phase.terminal:
         raise errors.Conflict(f"job {uid} is over: its phase is {phase}", hint="there is nothing left to cancel")
-    given.store.request(uid, "cancel", time.time())
+    given.store.cancel(uid, time.time())
     return jobview.of(given.store.job(uid), given.storage_root, time.time())

@@ -60,6 +60,18 @@ class CancelRequested:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RestoreRequested:
+    """The job is to go back to this published checkpoint. `newer`: manifests of the newer ones that were known."""
+
+    uid: str
+    step: int
+    attempt: int  # that published it
+    manifest: str
+    newer: tuple[str, ...]
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FleetObserved:
     """The alive nodes as they are now. Gone nodes that a gang stands on break it."""
 
@@ -147,15 +159,59 @@ class CheckpointPublished:
     step: int
     manifest: str
     at: float
+    nbytes: int = 0  # of its shards
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckpointRejected:
-    """A published checkpoint failed its verification and is never tried again."""
+    """A published checkpoint failed its verification and is never tried again. True whichever attempt runs now."""
 
     uid: str
-    attempt: int
+    attempt: int  # that found it; by request: that published it
     manifest: str
+    reason: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointVerified:
+    """Every byte of it was read, and is as it was written."""
+
+    uid: str
+    attempt: int  # that published it
+    step: int
+    manifest: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointCheckFailed:
+    """It could not be read through: that says nothing of the checkpoint."""
+
+    uid: str
+    step: int
+    manifest: str
+    reason: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointExported:
+    """Its model is a Hugging Face folder at `to`."""
+
+    uid: str
+    step: int
+    manifest: str
+    to: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointExportFailed:
+    uid: str
+    step: int
+    manifest: str
+    to: str
     reason: str
     at: float
 
@@ -163,6 +219,50 @@ class CheckpointRejected:
 @dataclasses.dataclass(frozen=True, slots=True)
 class SaveFailed:
     """A checkpoint could not be written; training goes on."""
+
+    uid: str
+    attempt: int
+    step: int
+    reason: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveDelayed:
+    """A checkpoint could not be written so far; it is tried again, and training goes on."""
+
+    uid: str
+    attempt: int
+    step: int
+    reason: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotHeld:
+    """The state of `step` is in memory, all of it, in two places where there are two nodes."""
+
+    uid: str
+    attempt: int
+    step: int
+    nbytes: int  # of one copy
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """A snapshot could not be kept; told once, until one is held again."""
+
+    uid: str
+    attempt: int
+    step: int
+    reason: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotRefused:
+    """A snapshot could not be read or failed its verification; the ranks passed it over."""
 
     uid: str
     attempt: int
@@ -205,10 +305,18 @@ GangEvent = (
     | GangFinished
     | GangStopped
     | CheckpointPublished
-    | CheckpointRejected
     | SaveFailed
+    | SaveDelayed
+    | SnapshotHeld
+    | SnapshotFailed
+    | SnapshotRefused
     | StepSkipped
     | Evaluated
 )
-JobEvent = JobSubmitted | CancelRequested | GangEvent
+CheckpointFact = (
+    CheckpointRejected | CheckpointVerified | CheckpointCheckFailed | CheckpointExported | CheckpointExportFailed
+)
+"""Of no attempt: also told of a job that is over."""
+
+JobEvent = JobSubmitted | CancelRequested | RestoreRequested | GangEvent | CheckpointFact
 Event = JobEvent | FleetObserved | Ticked

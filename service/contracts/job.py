@@ -69,6 +69,31 @@ class Budgets(Spec):
         return int(getattr(self, cause.value))
 
 
+class InitFrom(Spec):
+    """A checkpoint of another job, at which this one begins as long as it has none of its own.
+
+    A client names the job, and the step or takes its newest good one; the service finds root and manifest.
+    """
+
+    job: str = Field(pattern=r"^[a-z0-9-]{1,80}$", description="uid of the other job")
+    step: int | None = Field(default=None, ge=0, lt=2**53)
+    attempt: int | None = Field(default=None, ge=0, lt=2**31, description="that published it; default the newest")
+    root: str | None = Field(default=None, description="storage root of the other job, as the service knows it")
+    manifest: str | None = Field(default=None, pattern=r"^manifests/[0-9]{10,}-[0-9]{6,}\.json$")
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """(folder of the other job, manifest), once the service has found them."""
+        if self.root is None or self.manifest is None:
+            raise UserError(f"init_from: the checkpoint of job {self.job} was not looked up", field="init_from")
+        return folder(self.root, self.job), self.manifest
+
+
+def folder(root: str, uid: str) -> str:
+    """Where a job keeps what it writes."""
+    return f"{root.rstrip('/')}/{uid}"
+
+
 def _branch(value: Any) -> str:
     return "auto" if isinstance(value, str) else "layout"
 
@@ -92,6 +117,7 @@ class JobSpec(Spec):
     checkpoint: CheckpointSpec = CheckpointSpec()
     budgets: Budgets = Budgets()
     queue: Literal["default"] = "default"
+    init_from: InitFrom | None = Field(default=None, description="a checkpoint of another job to begin at")
 
     @field_validator("parallel")
     @classmethod
@@ -138,7 +164,7 @@ def _sentence(path: tuple[str, ...], item: dict[str, Any]) -> str:
             return f"unknown field {path[-1]!r}{where}; known fields: {_fields(path[:-1])}"
         case "missing":
             return f"field {field!r} is required"
-        case "string_pattern_mismatch":
+        case "string_pattern_mismatch" if field == "name":
             return f"{field} should be {NAME_RULE}, not {given}"
         case "model_type" | "literal_error" if field == "parallel":
             return f"parallel should be 'auto' or a mapping of fields ({_fields(path)}), not {given}"

@@ -62,6 +62,8 @@ class JobStatus(View):
     incidents: tuple[IncidentView, ...] = ()
     checkpoint_step: int | None = None
     checkpoint: str | None = None
+    snapshot_step: int | None = None  # whose state is whole in memory
+    snapshot_bytes: int = 0  # of one copy; up to two generations of two copies take memory on the nodes
     holds_slots: bool = False
 
 

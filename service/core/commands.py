@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from service.core.state import Placement, State
+from service.core.state import Placement, Restored, State
 from workers.spec import ParallelLayout
 
 
@@ -21,6 +21,7 @@ class StartGang:
     placement: Placement
     rejected: tuple[str, ...]  # manifests not to try
     reason: str
+    restored: Restored | None = None  # nor any that it bars, nor what is kept in memory of such steps
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

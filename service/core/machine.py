@@ -13,8 +13,8 @@
 An event finds its rule by (phase, event type). A pair that is expected and means nothing is in IGNORED,
 with why. Any other pair is a broken promise of the runtime and raises IllegalTransition: a refused attempt
 that shows life, a gang that stopped without an order. Two rules come before the table: an event of a job
-that is not known is dropped (it was terminal, and forgotten), and so is a gang event of any attempt but the
-job's newest.
+that is not known is dropped (it was terminal, and forgotten) unless it tells of a checkpoint, which is logged;
+and so is a gang event of any attempt but the job's newest.
 
 FleetObserved and Ticked go to every job. After every event the scheduling pass offers free slots to the
 waiting jobs, in the order of `queue`; what it finds comes to the table as SlotsFound.
@@ -31,7 +31,7 @@ from typing import Any
 from service.contracts import events
 from service.contracts.errors import PhalanxError, PlacementRefused
 from service.contracts.job import Phase
-from service.core import liveness, placement, queue, rules
+from service.core import checkpoints, liveness, placement, queue, rules
 from service.core.commands import Command, Decision, Record
 from service.core.liveness import Limits
 from service.core.plan import search
@@ -48,6 +48,13 @@ STOPPING = (RECOVERING, FINISHING, CANCELLING)
 TERMINAL = (SUCCEEDED, FAILED, CANCELLED)
 
 FREED = (events.GangStopped, events.GangRefused)  # each says that nothing of the attempt holds a slot
+REQUESTS = (events.CancelRequested, events.RestoreRequested)
+FACTS = (
+    events.CheckpointVerified,
+    events.CheckpointCheckFailed,
+    events.CheckpointExported,
+    events.CheckpointExportFailed,
+)
 LATE = (events.GangStarted, events.GangResumed, events.GangFaulted, events.GangFinished)
 
 Pair = tuple[Phase | None, type]
@@ -82,12 +89,16 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     (QUEUED, events.CancelRequested): Rule(rules.cancelled, (CANCELLED,)),
     **{(phase, events.CancelRequested): Rule(rules.cancelled, (CANCELLING,)) for phase in GANG},
     (RECOVERING, events.CancelRequested): Rule(rules.cancelled, (CANCELLING, CANCELLED)),
+    **{(phase, events.RestoreRequested): Rule(rules.restored, (RECOVERING,)) for phase in GANG},
+    **{(phase, events.RestoreRequested): Rule(rules.restored) for phase in (QUEUED, RECOVERING)},
     **{(RECOVERING, kind): Rule(rules.freed) for kind in FREED},
     **{(FINISHING, kind): Rule(rules.freed, (SUCCEEDED, FAILED)) for kind in FREED},
     **{(CANCELLING, kind): Rule(rules.freed, (CANCELLED,)) for kind in FREED},
     **{(phase, events.CheckpointPublished): Rule(rules.published) for phase in LIVE},
-    **{(phase, events.CheckpointRejected): Rule(rules.rejected) for phase in LIVE},
-    **{(phase, events.SaveFailed): Rule(rules.save_failed) for phase in LIVE},
+    **{(phase, events.CheckpointRejected): Rule(rules.rejected) for phase in Phase},
+    **{(phase, kind): Rule(rules.told) for phase in Phase for kind in FACTS},
+    **{(phase, kind): Rule(rules.unsaved) for phase in LIVE for kind in rules.UNSAVED},
+    **{(phase, events.SnapshotHeld): Rule(rules.snapshot_held) for phase in LIVE},
     (RUNNING, events.StepSkipped): Rule(rules.skipped, (STARTING,)),
     **{(phase, events.StepSkipped): Rule(rules.skipped) for phase in (PLACING, STARTING, *STOPPING)},
     **{(phase, events.Evaluated): Rule(rules.evaluated) for phase in (*GANG, *STOPPING)},
@@ -104,9 +115,10 @@ IGNORED: Mapping[Pair, str] = MappingProxyType({
     (QUEUED, events.GangStopped): "the attempt was refused; its slots are free already",
     (QUEUED, events.GangRefused): "refused twice is refused once",
     (FINISHING, events.CancelRequested): "too late: the outcome is known",
+    **{(phase, events.RestoreRequested): "too late: the job ends" for phase in (FINISHING, CANCELLING)},
     (CANCELLING, events.CancelRequested): "cancelled twice is cancelled once",
     **{(phase, kind): "the job is over and holds nothing"
-       for phase in TERMINAL for kind in (events.CancelRequested, *typing.get_args(events.GangEvent))},
+       for phase in TERMINAL for kind in (*REQUESTS, *typing.get_args(events.GangEvent))},
 })  # fmt: skip
 
 
@@ -157,6 +169,9 @@ class _Turn:
 def _address(turn: _Turn, event: events.JobEvent) -> None:
     """Tell the job that the event names, unless it is forgotten or the message late."""
     job = turn.jobs.get(event.uid)
+    if job is None and isinstance(event, events.CheckpointFact):
+        turn.records.append(checkpoints.record(event))
+        return
     if job is None and not isinstance(event, events.JobSubmitted):
         return
     if isinstance(event, events.GangEvent) and job is not None and event.attempt != job.attempt:

@@ -11,11 +11,11 @@ from typing import Any
 
 from service.contracts import events
 from service.contracts.job import Phase
-from service.core import incidents, liveness, progress, recovery
+from service.core import checkpoints, incidents, liveness, progress, recovery
 from service.core.commands import Command, Record, StartGang, StopGang
 from service.core.goodput import goodput
 from service.core.liveness import Limits
-from service.core.state import Incident, Job, Placement
+from service.core.state import Incident, Job, Placement, Restored
 from workers.spec import ParallelLayout
 
 REFUSED_BACKOFF_MAX_S = 60.0
@@ -25,6 +25,16 @@ SKIPPED: Mapping[str, str] = {
     "skip": "leaves out the samples of step {step} and goes on with the next ones",
     "rollback": "goes back from step {step} to its newest checkpoint and leaves out the samples since",
     "rescale": "does step {step} again with a smaller loss scale",
+}
+
+
+Unsaved = events.SaveFailed | events.SaveDelayed | events.SnapshotFailed | events.SnapshotRefused
+
+UNSAVED: Mapping[type, str] = {
+    events.SaveFailed: "checkpoint of step {step} could not be written, training goes on",
+    events.SaveDelayed: "checkpoint of step {step} could not be written yet, and is tried again; training goes on",
+    events.SnapshotFailed: "no snapshot of step {step} in memory, training goes on",
+    events.SnapshotRefused: "the snapshot of step {step} is passed over",
 }
 
 
@@ -55,7 +65,7 @@ def submitted(_: None, event: events.JobSubmitted, limits: Limits) -> Outcome:
 def placed(job: Job, event: SlotsFound, limits: Limits) -> Outcome:
     attempt = job.attempt + 1
     reason = f"attempt {attempt} is placed on {_where(event.placement)}; {event.why}"
-    start = StartGang(job.uid, attempt, event.layout, event.placement, job.rejected, reason)
+    start = StartGang(job.uid, attempt, event.layout, event.placement, job.rejected, reason, job.restored)
     return _move(
         job,
         Phase.PLACING,
@@ -177,10 +187,50 @@ def cancelled(job: Job, event: events.CancelRequested, limits: Limits) -> Outcom
     )
 
 
+def restored(job: Job, event: events.RestoreRequested, limits: Limits) -> Outcome:
+    """Back to an older checkpoint, at nobody's cost. What was newer is undone; steps done again count once."""
+    bound = Restored(event.step, event.attempt, job.attempt)
+    if job.restored == bound or (_same(job.restored, bound) and job.step == event.step):
+        return Outcome(job)  # asked again
+    if event.manifest in job.rejected:
+        reason = f"does not go back to the checkpoint of step {event.step}: it was rejected since that was asked for"
+        return Outcome(job, (), (_record(job, "RestoreRefused", reason, event.at, {"manifest": event.manifest}),))
+    reason = f"goes back from step {job.step} to the checkpoint of step {event.step} by request"
+    held, newer = job.placement is not None, list(event.newer)
+    if job.checkpoint is not None and (job.checkpoint_step or 0) > event.step:
+        newer.append(job.checkpoint)
+    after = dataclasses.replace(
+        job,
+        step=event.step,
+        checkpoint_step=event.step,
+        checkpoint=event.manifest,
+        restored=bound,
+        incidents=incidents.settled(job.incidents, job.checkpoint_step or 0),  # they cost no more
+    )
+    moved = _move(
+        after,
+        Phase.QUEUED if job.phase is Phase.QUEUED else Phase.RECOVERING,
+        "RestoreRequested",
+        reason,
+        event.at,
+        _stop(job, reason) if held else (),
+        {"step": event.step, "manifest": event.manifest},
+        stopping=held,
+    )
+    after, told = moved.job, list(moved.records)
+    for manifest in dict.fromkeys(newer):
+        undone = _undone(after, manifest, event.at)
+        after, told = undone.job, [*told, *undone.records]
+    return Outcome(after, moved.commands, tuple(told))
+
+
 def published(job: Job, event: events.CheckpointPublished, limits: Limits) -> Outcome:
     reason = f"checkpoint of step {event.step} is published"
-    data = {"step": event.step, "manifest": event.manifest}
+    data = {"step": event.step, "manifest": event.manifest, "nbytes": event.nbytes}
     record = _record(job, "CheckpointPublished", reason, event.at, data)
+    if job.restored is not None and job.restored.bars(event.step, event.attempt):
+        undone = _undone(job, event.manifest, event.at)
+        return Outcome(undone.job, (), (record, *undone.records))
     after = dataclasses.replace(job, checkpoint_step=event.step, checkpoint=event.manifest)
     return Outcome(after, (), (record,))
 
@@ -188,17 +238,27 @@ def published(job: Job, event: events.CheckpointPublished, limits: Limits) -> Ou
 def rejected(job: Job, event: events.CheckpointRejected, limits: Limits) -> Outcome:
     if event.manifest in job.rejected:
         return Outcome(job)
-    reason = f"checkpoint {event.manifest} is never tried again: {event.reason}"
-    record = _record(job, "CheckpointRejected", reason, event.at, {"manifest": event.manifest})
     after = dataclasses.replace(job, rejected=(*job.rejected, event.manifest))
     if event.manifest == job.checkpoint:  # which older one is good, the next resume finds out
         after = dataclasses.replace(after, checkpoint=None, checkpoint_step=None)
-    return Outcome(after, (), (record,))
+    return Outcome(after, (), (_placed_in(job, checkpoints.record(event)),))
 
 
-def save_failed(job: Job, event: events.SaveFailed, limits: Limits) -> Outcome:
-    reason = f"checkpoint of step {event.step} could not be written, training goes on: {event.reason}"
-    return Outcome(job, (), (_record(job, "SaveFailed", reason, event.at, {"step": event.step}),))
+def told(job: Job, event: events.CheckpointFact, limits: Limits) -> Outcome:
+    """Of a checkpoint; nothing follows for the job."""
+    return Outcome(job, (), (_placed_in(job, checkpoints.record(event)),))
+
+
+def unsaved(job: Job, event: Unsaved, limits: Limits) -> Outcome:
+    """No failure of the job: it goes on, and its next save may do."""
+    kind = type(event)
+    reason = f"{UNSAVED[kind].format(step=event.step)}: {event.reason}"
+    return Outcome(job, (), (_record(job, kind.__name__, reason, event.at, {"step": event.step}),))
+
+
+def snapshot_held(job: Job, event: events.SnapshotHeld, limits: Limits) -> Outcome:
+    """Shown, and no line in the log: it may come with every step."""
+    return Outcome(dataclasses.replace(job, snapshot_step=event.step, snapshot_bytes=event.nbytes))
 
 
 def skipped(job: Job, event: events.StepSkipped, limits: Limits) -> Outcome:
@@ -293,6 +353,24 @@ def _where(placement: Placement) -> str:
     names = list(dict.fromkeys(slot.name for slot in placement.slots))
     more = f" and {len(names) - NAMED_NODES} more" if len(names) > NAMED_NODES else ""
     return f"{len(names)} node{'s' if len(names) > 1 else ''} ({', '.join(names[:NAMED_NODES])}{more})"
+
+
+def _same(known: Restored | None, asked: Restored) -> bool:
+    return known is not None and (known.step, known.attempt) == (asked.step, asked.attempt)
+
+
+def _undone(job: Job, manifest: str, at: float) -> Outcome:
+    """A checkpoint of what came after the one that the job went back to."""
+    assert job.restored is not None
+    if manifest in job.rejected:
+        return Outcome(job)
+    record = checkpoints.rejection(job.uid, manifest, f"restored to step {job.restored.step} by request", at)
+    after = dataclasses.replace(job, rejected=(*job.rejected, manifest))
+    return Outcome(after, (), (_placed_in(job, record),))
+
+
+def _placed_in(job: Job, record: Record) -> Record:
+    return _record(job, record.type, record.reason, record.at, record.data)
 
 
 def _record(job: Job, kind: str, reason: str, at: float, data: Mapping[str, Any] | None = None) -> Record:

@@ -54,6 +54,19 @@ class Incident:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Restored:
+    """The job went back to the checkpoint of this step and attempt, when `until` was its newest attempt."""
+
+    step: int
+    attempt: int
+    until: int
+
+    def bars(self, step: int, attempt: int) -> bool:
+        """Whether a checkpoint is of what was undone: never resumed at, also when it is published later."""
+        return attempt <= self.until and (step, attempt) > (self.step, self.attempt)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """One job: what was asked, where it is, what it has done and what it holds."""
 
@@ -90,7 +103,10 @@ class Job:
 
     checkpoint_step: int | None = None  # newest published
     checkpoint: str | None = None  # its manifest
-    rejected: tuple[str, ...] = ()  # manifests that failed verification
+    snapshot_step: int | None = None  # newest whole one in memory
+    snapshot_bytes: int = 0  # of one copy of it
+    rejected: tuple[str, ...] = ()  # manifests that failed verification, or were undone
+    restored: Restored | None = None  # by the newest request to go back
     incidents: tuple[Incident, ...] = ()
     charges: tuple[tuple[Cause, float], ...] = ()  # (cause, when), for the budgets
     ended_at: float | None = None

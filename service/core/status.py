@@ -19,6 +19,8 @@ def status(job: Job) -> JobStatus:
         incidents=tuple(map(_incident, job.incidents)),
         checkpoint_step=job.checkpoint_step,
         checkpoint=job.checkpoint,
+        snapshot_step=None if job.phase.terminal else job.snapshot_step,
+        snapshot_bytes=0 if job.phase.terminal else job.snapshot_bytes,
         holds_slots=job.holds_slots,
     )
 

@@ -33,7 +33,7 @@ def adopt(cores: Iterable[Mapping[str, Any]], epoch: int, hands: Hands, now: flo
             continue
         found.ears[job.uid] = ear_of(job)
         if job.stopping:
-            hands.stop(job.uid, job.attempt)
+            hands.stop(job.uid, job.attempt, last=job.ending is not None)
         else:
             _take_up(job, found, epoch, hands, now)
     return found

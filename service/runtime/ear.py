@@ -18,7 +18,11 @@ from service.contracts.events import (
     GangFaulted,
     GangFinished,
     GangResumed,
+    SaveDelayed,
     SaveFailed,
+    SnapshotFailed,
+    SnapshotHeld,
+    SnapshotRefused,
     Step,
     StepsCompleted,
     StepSkipped,
@@ -59,7 +63,10 @@ class Ear:
         self.over = False  # the attempt's end or its faults have been told
         self.shards: dict[int, dict[int, reports.ShardSaved]] = {}  # step -> rank -> record, of steps above `saved`
         self.saved = 0  # newest step of which every rank has saved its part
-        self.unsaved: set[int] = set()  # steps of which some rank could not save its part
+        self.unsaved: set[tuple[type, int]] = set()  # what was told of steps of which some rank did not save its part
+        self.snapshots: dict[int, reports.SnapshotTaken] = {}  # of each rank the newest
+        self.snapshot_step: int | None = None
+        self.forgetful = False  # no snapshot since it was told that one failed
         self.complete: list[Complete] = []
         self.at_step: dict[int, int] = {}
 
@@ -85,9 +92,18 @@ class Ear:
                     events.append(CheckpointRejected(self.uid, self.attempt, manifest, reason, at))
                 case reports.ShardSaved():
                     self._shard(what)
-                case reports.SaveFailed(step=step, rank=rank, reason=reason) if step not in self.unsaved:
-                    self.unsaved.add(step)  # told once: where storage is away, every rank says it
-                    events.append(SaveFailed(self.uid, self.attempt, step, f"rank {rank}: {reason}", at))
+                case reports.SaveFailed() | reports.SaveDelayed() if (type(what), what.step) not in self.unsaved:
+                    self.unsaved.add((type(what), what.step))  # told once: where storage is away, every rank says it
+                    kind = SaveFailed if isinstance(what, reports.SaveFailed) else SaveDelayed
+                    reason = f"rank {what.rank}: {what.reason}"
+                    events.append(kind(self.uid, self.attempt, what.step, reason, at))
+                case reports.SnapshotTaken(rank=rank):
+                    self.snapshots[rank] = what
+                case reports.SnapshotFailed(step=step, rank=rank, reason=reason) if not self.forgetful:
+                    self.forgetful = True
+                    events.append(SnapshotFailed(self.uid, self.attempt, step, f"rank {rank}: {reason}", at))
+                case reports.SnapshotRefused(step=step, reason=reason):
+                    events.append(SnapshotRefused(self.uid, self.attempt, step, reason, at))
                 case reports.Failed(rank=rank, message=message, step=step, traceback=traceback):
                     self._fault(Fault(what.kind, message, rank, self.nodes.get(rank), step, traceback), at)
                 case RankDied(rank=rank):
@@ -99,6 +115,7 @@ class Ear:
                 case reports.Finished(rank=rank):
                     self.finished.add(rank)
         self._completed(events, steps, at)
+        events += self._snapshot(at)
         return events
 
     def due(self, at: float, publishing: bool = False) -> list[Event]:
@@ -127,6 +144,15 @@ class Ear:
             events.append(StepsCompleted(self.uid, self.attempt, in_order, at))
             steps.clear()
 
+    def _snapshot(self, at: float) -> list[Event]:
+        """The newest step whose snapshot every rank has taken, once it is another one."""
+        parts = self.snapshots.values()
+        step = min((part.step for part in parts), default=None)  # a rank that is ahead has taken this one too
+        if step is None or len(parts) < self.world or step == self.snapshot_step:
+            return []
+        self.snapshot_step, self.forgetful = step, False
+        return [SnapshotHeld(self.uid, self.attempt, step, sum(part.nbytes for part in parts), at)]
+
     def _fault(self, fault: Fault, at: float) -> None:
         self.faults.append(fault)
         if self.fault_at is None:
@@ -137,8 +163,14 @@ class Ear:
         if record.step <= self.saved:
             return
         known = self.shards.setdefault(record.step, {})
+        if any(_folder(record) != _folder(other) for other in known.values()):
+            known.clear()  # a rollback went back behind this step, which is done again
         known.setdefault(record.rank, record)
         if len(known) == self.world:
             self.complete.append(Complete(record.step, tuple(known[rank] for rank in range(self.world))))
             self.saved = record.step
             self.shards = {step: parts for step, parts in self.shards.items() if step > record.step}
+
+
+def _folder(record: reports.ShardSaved) -> str:
+    return record.index.rpartition("/")[0]

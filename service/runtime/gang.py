@@ -28,6 +28,7 @@ from service.core.state import Slot
 from service.runtime import processes
 from service.runtime.node_agent import Member, NodeAgentActor, Standing, Stopped
 from service.runtime.rank import RankActor
+from service.runtime.recall import Tier
 from workers.spec import Assignment, RunSpec
 
 NAMESPACE = "phalanx"
@@ -53,6 +54,7 @@ class Order:
     scratch: str
     addresses: dict[str, str]  # node id -> IP literal
     resume: tuple[str, ...]
+    origin: tuple[str, str] | None = None  # (another job's folder, manifest), for a job without a checkpoint
 
     @property
     def token(self) -> str:
@@ -62,8 +64,13 @@ class Order:
         return self.spec.run(command.layout)
 
 
-def start(command: StartGang, order: Order, abandoned: Callable[[], bool]) -> None:
-    """Every rank has its process and its assignment. Raises GangRefused; `stop` then frees what is held."""
+def start(
+    command: StartGang, order: Order, abandoned: Callable[[], bool], memory: Callable[[], Tier | None] = lambda: None
+) -> None:
+    """Every rank has its process and its assignment. Raises GangRefused; `stop` then frees what is held.
+
+    `memory` is asked once the processes are there, for what they find in it.
+    """
     groups: dict[str, PlacementGroup] = {}
     try:
         by_node = _by_node(command.placement.slots)
@@ -79,11 +86,12 @@ def start(command: StartGang, order: Order, abandoned: Callable[[], bool]) -> No
         _wait([actor.ready.remote() for actor in actors.values()], abandoned)
         first = command.placement.slots[0].node
         host, port = ray.get(agents[first].host_store.remote(order.epoch, order.addresses[first]), timeout=30)
+        tier = memory()
         ray.get([
             agents[node].start.remote(order.epoch, [
                 Member(_assignment(command, order, rank, index, host, port), actors[rank])
                 for index, rank in enumerate(ranks)
-            ])
+            ], tier.place(command.placement.slots[ranks[0]].name) if tier else None)
             for node, ranks in by_node.items()
         ], timeout=30)  # fmt: skip
     except (ray.exceptions.RayError, GangRefused, KeyError) as error:
@@ -125,7 +133,7 @@ def standings(uid: str, epoch: int, timeout_s: float = 5.0) -> dict[str, Standin
 
 def jobs_held() -> set[str]:
     """Uids of all jobs that have an actor or a placement group on the cluster."""
-    names = _names() + [row["name"] for row in _live_groups() if "/" in row["name"]]
+    names = _names() + [row["name"] for row in _live_groups() if "/" in row["name"]]  # snapshots hold no slot
     return {name.split("/")[0] for name in names}
 
 
@@ -195,7 +203,7 @@ def _assignment(command: StartGang, order: Order, rank: int, index: int, host: s
     return Assignment(
         job=command.uid, attempt=command.attempt, token=order.token, rank=rank, run=order.run(command), root=order.root,
         store_host=host, store_port=port, device=order.spec.resources.device,
-        local_index=index, resume=order.resume,
+        local_index=index, resume=order.resume, origin=order.origin,
     )  # fmt: skip
 
 
@@ -231,12 +239,15 @@ def _live_groups() -> list[dict[str, Any]]:
 
 
 def _names(uid: str = "") -> list[str]:
-    """Names of the actors of one job, or of all jobs."""
+    """Names of the actors of the gang of one job, or of all jobs. Keepers of snapshots outlive gangs."""
     rows = ray.util.list_named_actors(all_namespaces=True)
     return [
         row["name"]
         for row in rows
-        if row["namespace"] == NAMESPACE and row["name"].startswith(f"{uid}/" if uid else "") and "/" in row["name"]
+        if row["namespace"] == NAMESPACE
+        and row["name"].startswith(f"{uid}/" if uid else "")
+        and "/" in row["name"]
+        and not row["name"].endswith("/snapshots")
     ]
 
 

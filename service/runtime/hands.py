@@ -5,10 +5,12 @@ Knows Ray and storage; decides nothing. What fails for a passing reason is tried
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -18,13 +20,15 @@ from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.errors import ClusterError, Fenced
 from service.core.commands import Command, StartGang, StopGang
-from service.core.state import Job
-from service.runtime import gang
+from service.core.state import Job, Restored
+from service.runtime import gang, holds, recall
 from service.runtime.ear import AgentGone, Complete
 from service.runtime.lanes import Lanes
+from service.runtime.recall import Tier
 from service.settings import Settings
 from workers.checkpoint import manifest
 from workers.checkpoint.publisher import Publisher
+from workers.checkpoint.retention import Policy, Retention
 from workers.checkpoint.shards import Corrupt
 from workers.checkpoint.storage import Storage
 
@@ -40,28 +44,36 @@ class Hands:
     def __init__(self, epoch: int, settings: Settings, inbox: Any) -> None:
         self.epoch, self.settings, self.inbox = epoch, settings, inbox
         self.lanes = Lanes(THREADS)
+        self.asides = ThreadPoolExecutor(THREADS, thread_name_prefix="aside")
         self.stopped: dict[str, int] = {}  # job -> newest attempt that was told to stop
+        self.loading: dict[str, tuple[str, ...]] = {}  # job -> manifests at which its newest attempt may continue
+        self.held: dict[str, contextlib.ExitStack] = {}  # job -> its hold on another job's checkpoint
+        self.retentions: dict[
+            str, tuple[int, Retention]
+        ] = {}  # job -> its newest attempt that published, and what stays
         self.over = threading.Event()
 
     def close(self) -> None:
         self.over.set()
         self.lanes.close()
+        self.asides.shutdown(wait=False, cancel_futures=True)
 
     def do(self, command: Command, job: Job, fleet: Fleet) -> bool:
         """Begin a command; True when a new attempt is to be listened to."""
         match command:
             case StartGang():
-                addresses = {node.id: node.address for node in fleet.nodes}
-                self.lanes.submit(job.uid, partial(self._start, command, job, addresses))
+                self.lanes.submit(job.uid, partial(self._start, command, job, fleet))
                 return True
             case StopGang():
-                self.stop(command.uid, command.attempt)
+                if job.checkpoint is not None:  # no late publication removes what is loaded next
+                    self.loading[job.uid] = (job.checkpoint,)
+                self.stop(command.uid, command.attempt, last=job.ending is not None)
                 return False
 
-    def stop(self, uid: str, attempt: int) -> None:
-        """Also gives up a start of this attempt that is under way."""
+    def stop(self, uid: str, attempt: int, last: bool) -> None:
+        """Also gives up a start of this attempt that is under way. After the last attempt snapshots go too."""
         self.stopped[uid] = attempt
-        self.lanes.submit(uid, partial(self._stop, uid, attempt))
+        self.lanes.submit(uid, partial(self._stop, uid, attempt, last))
 
     def publish(self, job: Job, complete: Complete) -> None:
         self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._publish, job, complete))
@@ -69,23 +81,34 @@ class Hands:
     def publishing(self, uid: str, attempt: int) -> bool:
         return self.lanes.busy(_publishing(uid, attempt))
 
+    def resumed(self, uid: str) -> None:
+        """The ranks have loaded: what they might have loaded is no longer kept for them."""
+        self.loading.pop(uid, None)
+        if uid in self.held:
+            self.lanes.submit(uid, partial(self._release, uid))
+
     def watch(self, job: Job) -> None:
         """Tell when an agent of the job's gang is gone."""
         for node, agent in gang.agents(job.uid).items():
             arguments = (job.uid, job.attempt, node, agent)
             threading.Thread(target=self._wait_end, args=arguments, name=f"watch {node}", daemon=True).start()
 
-    def sweep(self, owned: set[str]) -> None:
-        """End what no live attempt owns."""
-        self.lanes.submit("sweep", partial(self._sweep, owned))
+    def sweep(self, owned: set[str], alive: set[str]) -> None:
+        """End what no live attempt owns, and forget the snapshots of jobs that are over."""
+        self.lanes.submit("sweep", partial(self._sweep, owned, alive))
 
-    def _start(self, command: StartGang, job: Job, addresses: dict[str, str]) -> None:
+    def _start(self, command: StartGang, job: Job, fleet: Fleet) -> None:
         uid, attempt = command.uid, command.attempt
         root = job.spec.checkpoint.root or self.settings.storage
         try:
-            resume = resumable(Storage.open(root).child(uid), job.checkpoint, command.rejected)
-            order = gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, resume)
-            gang.start(command, order, abandoned=lambda: self.stopped.get(uid, 0) >= attempt or self.over.is_set())
+            resume = resumable(Storage.open(root).child(uid), job.checkpoint, command.rejected, command.restored)
+            self.loading[uid] = resume
+            origin = self._origin(job, needed=not resume)
+            addresses = {node.id: node.address for node in fleet.nodes}
+            order = gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, resume, origin=origin)
+            above = manifest.step_of(resume[0]) if resume else 0
+            memory = self.asides.submit(self._remembered, command, job, fleet, above).result
+            gang.start(command, order, lambda: self.stopped.get(uid, 0) >= attempt or self.over.is_set(), memory)
             self.watch(job)
         except Exception as error:
             if not isinstance(error, gang.GangRefused | OSError):
@@ -95,9 +118,38 @@ class Hands:
         else:
             self._tell(events.GangStarted(uid, attempt, time.time()))
 
-    def _stop(self, uid: str, attempt: int) -> None:
+    def _remembered(self, command: StartGang, job: Job, fleet: Fleet, above: int) -> Tier | None:
+        """The memory tier of the attempt, and what is in it."""
+        if job.spec.checkpoint.snapshot_every == 0:
+            return None
+        where = (gang.NAMESPACE, self.settings.snapshots, self.settings.snapshot_bytes)
+        return recall.prepare(command, fleet, job.spec.run(command.layout), self.epoch, *where, above)
+
+    def _stop(self, uid: str, attempt: int, last: bool) -> None:
         self._free(uid)
+        if last:
+            self._forget(uid)
+            self.retentions.pop(uid, None)
+        self._release(uid)
         self._tell(events.GangStopped(uid, attempt, time.time()))
+
+    def _origin(self, job: Job, needed: bool) -> tuple[str, str] | None:
+        """The checkpoint of another job at which this one begins; held until it is loaded, where it is `needed`."""
+        if job.spec.init_from is None:
+            return None
+        home, path = job.spec.init_from.origin
+        if needed:
+            storage = Storage.open(home)
+            self._release(job.uid)
+            self.held[job.uid] = contextlib.ExitStack()
+            self.held[job.uid].enter_context(holds.held(storage, path))
+        return home, path
+
+    def _release(self, uid: str) -> None:
+        try:
+            self.held.pop(uid, contextlib.ExitStack()).close()
+        except OSError as error:  # it ends by itself
+            log.warning("the hold of %s could not be removed: %s", uid, error)
 
     def _free(self, uid: str) -> None:
         """Until everything of the job is gone, or this reign."""
@@ -112,12 +164,20 @@ class Hands:
                 log.warning("stopping %s: %s", uid, error)
                 self.over.wait(RETRY_S)
 
+    def _forget(self, uid: str) -> None:
+        """What is in memory of a job that is over; what could not be reached now, a sweep will."""
+        try:
+            recall.forget(uid, self.epoch, gang.NAMESPACE)
+        except ray.exceptions.RayError as error:
+            log.warning("snapshots of %s: %s", uid, error)
+
     def _publish(self, job: Job, complete: Complete) -> None:
         assert job.layout is not None
         root = job.spec.checkpoint.root or self.settings.storage
         storage = Storage.open(root).child(job.uid)
         token = manifest.token_of(complete.records[0].index)  # of the epoch that started the gang
-        publisher = Publisher(storage, job.uid, job.attempt, token, job.spec.run(job.layout))
+        retention = self._retention(job, storage)
+        publisher = Publisher(storage, job.uid, job.attempt, token, job.spec.run(job.layout), retention)
         try:
             path = self._patiently(lambda: publisher.publish(complete.step, complete.records))
         except FileExistsError:  # by an earlier try whose answer was lost; the name is this attempt's own
@@ -126,11 +186,20 @@ class Hands:
             reason = f"not published: {error}"
             self._tell(events.SaveFailed(job.uid, job.attempt, complete.step, reason, time.time()))
             return
-        self._tell(events.CheckpointPublished(job.uid, job.attempt, complete.step, path, time.time()))
+        nbytes = sum(record.nbytes for record in complete.records)
+        self._tell(events.CheckpointPublished(job.uid, job.attempt, complete.step, path, time.time(), nbytes))
         try:
-            publisher.retain(job.rejected)
+            publisher.retain({*job.rejected, *undone(storage, job.restored)}, self.loading.get(job.uid, ()))
         except OSError as error:
             log.warning("old checkpoints of %s could not be removed: %s", job.uid, error)
+
+    def _retention(self, job: Job, storage: Storage) -> Retention:
+        """One an attempt: it remembers what it has looked at."""
+        attempt, known = self.retentions.get(job.uid, (0, None))
+        if known is None or attempt != job.attempt:
+            known = Retention(storage, Policy(job.spec.checkpoint.keep, job.spec.checkpoint.keep_every))
+            self.retentions[job.uid] = job.attempt, known
+        return known
 
     def _patiently(self, work: Callable[[], str]) -> str:
         """Try again while storage is away; the last OSError is raised."""
@@ -144,11 +213,14 @@ class Hands:
                 self.over.wait(RETRY_S)
         return work()
 
-    def _sweep(self, owned: set[str]) -> None:
+    def _sweep(self, owned: set[str], alive: set[str]) -> None:
         try:
             for uid in gang.jobs_held() - owned:
                 log.warning("%s is held by no live attempt: ending it", uid)
                 self.lanes.submit(uid, partial(self._free, uid))
+            for uid in recall.jobs_kept(gang.NAMESPACE) - alive:
+                log.warning("%s is over and has snapshots: forgetting them", uid)
+                self.lanes.submit(uid, partial(self._forget, uid))
         except ray.exceptions.RayError as error:
             log.warning("sweep: %s", error)
 
@@ -164,14 +236,24 @@ class Hands:
             self.inbox.put(event)
 
 
-def resumable(storage: Storage, newest: str | None, rejected: Collection[str]) -> tuple[str, ...]:
+def resumable(
+    storage: Storage, newest: str | None, rejected: Collection[str], restored: Restored | None = None
+) -> tuple[str, ...]:
     """The checkpoints that an attempt may continue at, newest first. OSError where there must be one and is none:
     to begin again at the seed would throw away what was trained.
     """
     published = manifest.published(storage)
     if newest is not None and not published:
         raise OSError(f"{newest} was published, and {storage.uri} holds no checkpoint: is it mounted?")
-    return tuple(path for path in published if path not in rejected)[:RESUME_FROM]
+    barred = {*rejected, *undone(storage, restored)}
+    return tuple(path for path in published if path not in barred)[:RESUME_FROM]
+
+
+def undone(storage: Storage, restored: Restored | None) -> set[str]:
+    """The checkpoints that a job has gone back over, those too that were published after it was asked to."""
+    if restored is None:
+        return set()
+    return {path for path in manifest.published(storage) if restored.bars(*manifest.key_of(path))}
 
 
 def _publishing(uid: str, attempt: int) -> str:

@@ -20,8 +20,9 @@ import ray
 
 from service.contracts.errors import ClusterError, Fenced
 from service.runtime import logs, processes
+from service.runtime.shelf import Place
 from workers.checkpoint.storage import Storage
-from workers.reports import Failed, Finished, Moved, Report, ShardSaved
+from workers.reports import Failed, Finished, Moved, Report, ShardSaved, SnapshotTaken
 from workers.spec import Assignment
 
 REPORT_S = 1.0
@@ -108,13 +109,13 @@ class NodeAgent:
         self.rendezvous = TCPStore(address, 0, None, True, wait_for_workers=False)
         return address, self.rendezvous.port
 
-    def start(self, epoch: int, members: Sequence[Member]) -> None:
-        """Hand each rank of this node its assignment."""
+    def start(self, epoch: int, members: Sequence[Member], memory: Place | None) -> None:
+        """Hand each rank of this node its assignment, and where snapshots are."""
         self._obey(epoch)
         gpus = ray.get_gpu_ids()
         devices = ",".join(str(gpu) for gpu in gpus) if gpus else None
         folders = (str(self.folder), str(self.kept))
-        ray.get([member.actor.assign.remote(member.assignment, *folders, devices) for member in members])
+        ray.get([member.actor.assign.remote(member.assignment, *folders, devices, memory) for member in members])
         with self.lock:
             self.at_work = {member.assignment.rank for member in members}
 
@@ -169,9 +170,9 @@ class NodeAgent:
 
     def _say(self, what: Any, now: bool = True) -> None:
         with self.lock:
-            if isinstance(what, Moved):  # only the newest of a rank counts
+            if isinstance(what, Moved | SnapshotTaken):  # only the newest of a rank counts
                 self.unsaid = [
-                    (n, old) for n, old in self.unsaid if not (isinstance(old, Moved) and old.rank == what.rank)
+                    (n, old) for n, old in self.unsaid if not (type(old) is type(what) and old.rank == what.rank)
                 ]
             self.number += 1
             self.unsaid.append((self.number, what))

@@ -19,6 +19,7 @@ from typing import Any
 import ray
 
 from service.runtime import processes
+from service.runtime.shelf import Place, Shelf
 from workers.reports import (
     Evaluated,
     Failed,
@@ -27,7 +28,10 @@ from workers.reports import (
     Moved,
     Report,
     Resumed,
+    SaveDelayed,
     SaveFailed,
+    SnapshotFailed,
+    SnapshotRefused,
     StepDone,
     StepSkipped,
 )
@@ -54,7 +58,7 @@ class Rank:
         gc.freeze()
         gc.enable()
 
-    def assign(self, assignment: Assignment, logs: str, kept: str, devices: str | None) -> None:
+    def assign(self, assignment: Assignment, logs: str, kept: str, devices: str | None, memory: Place | None) -> None:
         """Train: output goes to files under `logs`, reports to the agent; `kept` outlives attempts on this node."""
         from workers.parallel import compiled
 
@@ -67,9 +71,9 @@ class Rank:
         pp, dp, tp = assignment.run.parallel.coordinates(assignment.rank)
         where = f"(pp {pp}, dp {dp}, tp {tp}), attempt {assignment.attempt}, pid {os.getpid()}"
         say(f"rank {assignment.rank} of {assignment.world} {where}")
-        threading.Thread(target=self._train, args=(assignment,), name="trainer", daemon=True).start()
+        threading.Thread(target=self._train, args=(assignment, memory), name="trainer", daemon=True).start()
 
-    def _train(self, assignment: Assignment) -> None:
+    def _train(self, assignment: Assignment, memory: Place | None) -> None:
         from torch.distributed import PrefixStore, TCPStore
 
         from workers import trainer
@@ -84,7 +88,8 @@ class Rank:
         try:
             trainer.quieten(assignment.device)
             store = TCPStore(assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False)
-            trainer.train(assignment, PrefixStore(str(assignment.attempt), store), tell)
+            shelf = Shelf(memory, assignment.rank, assignment.world) if memory else None
+            trainer.train(assignment, PrefixStore(str(assignment.attempt), store), tell, shelf)
         except BaseException as error:
             text = traceback.format_exc()
             sys.stderr.write(text)
@@ -153,8 +158,15 @@ def sentence(report: Report) -> str:
             return f"evaluation after step {report.step}  loss {report.loss:.4f}  tokens {report.tokens}"
         case SaveFailed():
             return f"step {report.step} could not be saved: {report.reason}"
+        case SaveDelayed():
+            return f"step {report.step} is not saved yet: {report.reason}"
+        case SnapshotFailed():
+            return f"no snapshot of step {report.step}: {report.reason}"
+        case SnapshotRefused():
+            return f"the snapshot of step {report.step} is passed over: {report.reason}"
         case Resumed():
-            return f"continuing after step {report.step} from {report.manifest or 'the seed'}"
+            source = report.manifest or ("memory" if report.step else "the seed")
+            return f"continuing after step {report.step} from {source}"
         case Finished():
             return f"finished after step {report.step}"
         case _:

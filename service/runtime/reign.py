@@ -17,18 +17,19 @@ from typing import Any
 from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.errors import Fenced, StoreUnavailable, UserError
-from service.contracts.job import parse_job
+from service.contracts.job import folder, parse_job
 from service.core import liveness, machine
 from service.core.commands import Command, Record
 from service.core.state import Job, State
 from service.runtime import adoption, rows, watcher
 from service.runtime.ear import AgentGone, Ear
+from service.runtime.errands import Answered, Errands
 from service.runtime.hands import Hands
 from service.runtime.logs import Chunk
 from service.runtime.node_agent import Said, Stopped
 from service.settings import Settings
 from service.store.jobs import Store
-from service.store.records import JobRow, LogChunk
+from service.store.records import Intent, JobRow, LogChunk
 
 log = logging.getLogger("phalanx.controller")
 
@@ -49,7 +50,7 @@ class Heard:
     said: Sequence[Said]
 
 
-Item = Heard | Stopped | AgentGone | events.Event
+Item = Heard | Stopped | AgentGone | Answered | events.Event
 
 
 class Deliveries:
@@ -93,6 +94,7 @@ class Reign:
         self.epoch, self.holder, self.store, self.settings, self.limits = epoch, holder, store, settings, limits
         self.inbox, self.deliveries = inbox, deliveries
         self.hands = Hands(epoch, settings, inbox)
+        self.errands = Errands(inbox)
         self.state = State(fleet=watcher.fleet())
         self.ears: dict[str, Ear] = {}
         self.seen = 0  # highest seq of a job that was taken up
@@ -118,12 +120,14 @@ class Reign:
     def end(self) -> None:
         self.over.set()
         self.hands.close()
+        self.errands.close()
 
     def turn(self) -> None:
         """Raises Fenced when the reign is over."""
         heard: list[Heard] = []
         gone: list[AgentGone] = []
         done: list[events.Event] = []
+        answered: list[int] = []
         now = time.time()
         for item in self._collected():
             match item:
@@ -133,17 +137,24 @@ class Reign:
                     heard.append(Heard((item.job, item.attempt, item.node), item.unsaid))
                 case AgentGone():
                     gone.append(item)
+                case Answered():
+                    done.append(item.event)
+                    answered.append(item.intent)
                 case _:
                     done.append(item)
         happened, chunks = self._listen(heard, gone, now)
         happened += done  # what a gang said comes before its end
-        intents = self._poll(happened, now)
+        intents = answered + self._poll(happened, now)
         for ear in self.ears.values():
             happened += ear.due(now, self.hands.publishing(ear.uid, ear.attempt))
         if self._due("tick", TICK_S):
             happened.append(events.Ticked(now))
         self._decide(happened, [], chunks, intents, now)
+        self.errands.answered(answered)
         self.deliveries.commit()
+        for event in happened:
+            if isinstance(event, events.GangResumed):
+                self.hands.resumed(event.uid)
         self._keep_house()
 
     def _collected(self) -> Iterator[Item]:
@@ -175,18 +186,31 @@ class Reign:
         return happened, chunks
 
     def _poll(self, happened: list[events.Event], now: float) -> list[int]:
-        """New jobs and intents from the store; ids of the intents taken up in this turn."""
+        """New jobs and intents from the store; ids of the intents that are done with this turn."""
         if not self._due("poll", POLL_S):
             return []
         try:
-            new, intents = self.store.unseen_jobs(self.seen), self.store.intents()
+            new, intents = self.store.unseen_jobs(self.seen), self.store.intents(taken=self.errands.open)
+            happened += self._submitted([row for row, _ in new])
+            self.seen = max([self.seen, *(row.seq for row, _ in new)])
+            return [intent.id for intent in intents if self._taken_up(intent, happened, now)]
         except StoreUnavailable as error:
             log.warning("the store is away: %s", error)
             return []
-        happened += self._submitted([row for row, _ in new])
-        self.seen = max([self.seen, *(row.seq for row, _ in new)])
-        happened += [events.CancelRequested(intent.job, now) for intent in intents]
-        return [intent.id for intent in intents]
+
+    def _taken_up(self, intent: Intent, happened: list[events.Event], now: float) -> bool:
+        """Whether it is done by what happens now; errands take longer."""
+        match intent.kind:
+            case "cancel":
+                happened.append(events.CancelRequested(intent.job, now))
+                return True
+            case "restore":
+                happened.append(rows.restore(intent, self.store.checkpoints(intent.job), now))
+                return True
+            case "verify" | "export":
+                root = self.store.job(intent.job).spec.get("checkpoint", {}).get("root")
+                self.errands.begin(intent, folder(root or self.settings.storage, intent.job))
+        return False
 
     def _submitted(self, new: Sequence[JobRow]) -> Iterator[events.Event]:
         for row in new:
@@ -270,7 +294,7 @@ class Reign:
             except StoreUnavailable as error:
                 log.warning("the lease could not be renewed: %s", error)
         if self._due("sweep", SWEEP_S):
-            self.hands.sweep({job.uid for job in self.state.jobs.values() if job.holds_slots})
+            self.hands.sweep({job.uid for job in self.state.jobs.values() if job.holds_slots}, set(self.state.jobs))
 
     def _due(self, name: str, every_s: float) -> bool:
         now = time.monotonic()

@@ -7,12 +7,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from service.contracts.cluster import Fleet
-from service.contracts.events import CheckpointPublished, CheckpointRejected, Evaluated, Event, Step, StepsCompleted
+from service.contracts.events import (
+    CheckpointPublished,
+    CheckpointVerified,
+    Evaluated,
+    Event,
+    RestoreRequested,
+    Step,
+    StepsCompleted,
+)
+from service.core import checkpoints as told
 from service.core import codec, status
 from service.core.commands import Record
 from service.core.state import Job
 from service.runtime.logs import Chunk
-from service.store.records import Changes, CheckpointRow, JobUpdate, LogChunk, MetricRow, NodeRow
+from service.store.records import Changes, CheckpointRow, Intent, JobUpdate, LogChunk, MetricRow, NodeRow
+from workers.checkpoint.manifest import key_of
 
 
 def job(job: Job) -> JobUpdate:
@@ -32,15 +42,28 @@ def metrics(events: Iterable[Event]) -> list[MetricRow]:
     return rows
 
 
-def checkpoints(events: Iterable[Event]) -> list[CheckpointRow]:
+def checkpoints(events: Iterable[Event], records: Iterable[Record]) -> list[CheckpointRow]:
+    """What was published and verified is known by the events; what is never tried again the core decides."""
     rows = []
     for event in events:
         if isinstance(event, CheckpointPublished):
-            rows.append(CheckpointRow(event.uid, event.step, event.attempt, event.manifest, event.at))
-        elif isinstance(event, CheckpointRejected):
-            step, attempt = (int(part) for part in event.manifest.rpartition("/")[2].removesuffix(".json").split("-"))
-            rows.append(CheckpointRow(event.uid, step, attempt, event.manifest, event.at, event.reason))
+            name = (event.uid, event.step, event.attempt, event.manifest, event.at)
+            rows.append(CheckpointRow(*name, nbytes=event.nbytes or None))
+        elif isinstance(event, CheckpointVerified):
+            name = (event.uid, event.step, event.attempt, event.manifest, event.at)
+            rows.append(CheckpointRow(*name, verified_at=event.at))
+    for record in records:
+        if record.type == told.REJECTED:
+            manifest = record.data["manifest"]
+            rows.append(CheckpointRow(record.uid, *key_of(manifest), manifest, record.at, record.data["why"]))
     return rows
+
+
+def restore(intent: Intent, known: Iterable[CheckpointRow], at: float) -> RestoreRequested:
+    """The event of a wish to go back; `known` are the job's checkpoints."""
+    step, attempt = intent.data["step"], intent.data["attempt"]
+    newer = tuple(row.manifest for row in known if (row.step, row.attempt) > (step, attempt) and not row.rejected)
+    return RestoreRequested(intent.job, step, attempt, intent.data["manifest"], newer, at)
 
 
 def _figures(step: Step) -> dict[str, Any]:
@@ -60,7 +83,7 @@ def chunk(uid: str, chunk: Chunk) -> LogChunk:
 
 def changes(
     jobs: Iterable[Job],
-    records: Iterable[Record],
+    records: Sequence[Record],
     events: Sequence[Event],
     chunks: Sequence[LogChunk],
     intents: Sequence[int],
@@ -72,7 +95,7 @@ def changes(
         events=[(record.uid, record.at, record.type, record.reason, dict(record.data)) for record in records],
         metrics=metrics(events),
         log_chunks=chunks,
-        checkpoints=checkpoints(events),
+        checkpoints=checkpoints(events, records),
         intents_done=intents,
         nodes=None if fleet is None else nodes(fleet, at),
     )

@@ -91,12 +91,18 @@ def _checkpoints(connection: sa.Connection, rows: Sequence[records.CheckpointRow
         index_elements=["job", "step", "attempt"],
         set_={
             "manifest": insert.excluded.manifest,
-            "published_at": sa.case(  # a rejection comes with its own time
-                (insert.excluded.rejected.is_not(None), models.checkpoints.c.published_at),
+            "published_at": sa.case(  # a rejection and a verification come with their own time
+                (
+                    insert.excluded.rejected.is_not(None) | insert.excluded.verified_at.is_not(None),
+                    models.checkpoints.c.published_at,
+                ),
                 else_=insert.excluded.published_at,
             ),
             # once rejected, never trusted again
-            "rejected": sa.func.coalesce(insert.excluded.rejected, models.checkpoints.c.rejected),
+            **{
+                name: sa.func.coalesce(insert.excluded[name], models.checkpoints.c[name])
+                for name in ("rejected", "nbytes", "verified_at")
+            },
         },
     )
     for row in rows:

@@ -7,7 +7,8 @@ nothing of what a job's spec, status or core state mean.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -52,10 +53,11 @@ class Store:
         status: records.Document,
         key: str | None = None,
         digest: str = "",
+        origin: str = "",
     ) -> tuple[records.JobRow, bool]:
         """A new job, True; or the job that the same `key` and `digest` made within a day, False.
 
-        Conflict when the key came with another digest.
+        `origin`: where it comes from, for its first event. Conflict when the key came with another digest.
         """
         with self._database.write() as connection:
             (seq,) = counters.draw(connection, "jobs")  # from here on no other submission is under way
@@ -80,7 +82,7 @@ class Store:
                 keys = models.submissions
                 connection.execute(sa.delete(keys).where(keys.c.at <= at - KEY_KEPT_S))
                 connection.execute(sa.insert(keys).values(key=key, digest=digest, job=uid, at=at))
-            writer.add_events(connection, [(uid, at, "JobSubmitted", f"job {name} was submitted", {})])
+            writer.add_events(connection, [(uid, at, "JobSubmitted", f"job {name} was submitted{origin}", {})])
             return _job(connection, uid), True
 
     def submitted(self, key: str, digest: str, at: float) -> records.JobRow | None:
@@ -88,8 +90,8 @@ class Store:
         with self._database.read() as connection:
             return _submitted(connection, key, digest, at)
 
-    def request(self, uid: str, kind: Literal["cancel"], at: float) -> None:
-        """Leave an intent for the controller. Asking again, or for a job that has ended, changes nothing."""
+    def cancel(self, uid: str, at: float) -> None:
+        """Leave the intent for the controller. Asking again, or for a job that has ended, changes nothing."""
         job = models.jobs
         with self._database.write() as connection:
             asked = connection.execute(
@@ -98,9 +100,20 @@ class Store:
                 .values(cancel_requested=True, updated_at=database.now())
             )
             if asked.rowcount:
-                connection.execute(sa.insert(models.intents).values(job=uid, kind=kind, at=at, done=False))
+                connection.execute(sa.insert(models.intents).values(job=uid, kind="cancel", at=at, done=False))
             else:
                 _job(connection, uid)
+
+    def request(self, uid: str, kind: records.IntentKind, data: records.Document, at: float) -> None:
+        """Leave an intent for the controller. Asking the same again before it is done changes nothing."""
+        table = models.intents
+        with self._database.write() as connection:
+            locked = sa.update(models.jobs).where(models.jobs.c.uid == uid).values(updated_at=database.now())
+            if not connection.execute(locked).rowcount:
+                raise NotFound(f"no job {uid}")
+            waiting = sa.select(table.c.data).where(table.c.done.is_(False), table.c.job == uid, table.c.kind == kind)
+            if dict(data) not in list(connection.execute(waiting).scalars()):
+                connection.execute(sa.insert(table).values(job=uid, kind=kind, at=at, done=False, data=dict(data)))
 
     def job(self, uid: str) -> records.JobRow:
         """NotFound when there is none."""
@@ -123,6 +136,12 @@ class Store:
         if job is not None:
             query = query.where(table.c.job == job)
         return [records.EventRow(**row) for row in self._rows(query)]
+
+    def last_event(self, job: str) -> int:
+        """The id of the job's newest event."""
+        with self._database.read() as connection:
+            newest = connection.execute(sa.select(sa.func.max(models.events.c.id)).where(models.events.c.job == job))
+            return newest.scalar_one() or 0
 
     def metrics(self, job: str, after_step: int, limit: int = 5000) -> list[records.MetricRow]:
         """In the order of steps; `after_step` is the last step seen."""
@@ -194,16 +213,16 @@ class Store:
         """Jobs that have not ended, oldest first, with the core's state (None: never handled)."""
         return self._with_core(models.jobs.c.phase.not_in(_ENDED))
 
-    def intents(self, limit: int = 100) -> list[records.Intent]:
-        """Not yet handled, oldest first."""
+    def intents(self, limit: int = 100, taken: Collection[int] = ()) -> list[records.Intent]:
+        """Not yet handled, oldest first, without those that are `taken` up already."""
         table = models.intents
         query = (
-            sa.select(table.c.id, table.c.job, table.c.kind, table.c.at)
-            .where(table.c.done.is_(False))
+            sa.select(table.c.id, table.c.job, table.c.kind, table.c.at, table.c.data)
+            .where(table.c.done.is_(False), table.c.id.not_in(taken))
             .order_by(table.c.id)
             .limit(limit)
         )
-        return [records.Intent(**row) for row in self._rows(query)]
+        return [records.Intent(**{**row, "data": row["data"] or {}}) for row in self._rows(query)]
 
     def _with_core(self, which: sa.ColumnElement[bool]) -> list[tuple[records.JobRow, dict[str, Any] | None]]:
         rows = self._rows(sa.select(models.jobs).where(which).order_by(models.jobs.c.seq))

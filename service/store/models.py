@@ -85,6 +85,7 @@ intents = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("done", sa.Boolean, nullable=False),
+    sa.Column("data", sa.JSON(none_as_null=True), nullable=True),  # null: the kind says all
     sa.Index(None, "done", "id"),
 )
 
@@ -134,6 +135,8 @@ checkpoints = sa.Table(
     sa.Column("manifest", sa.Text, nullable=False),
     sa.Column("published_at", sa.Double, nullable=False),
     sa.Column("rejected", Prose, nullable=True),
+    sa.Column("nbytes", sa.BigInteger, nullable=True),  # null: not told
+    sa.Column("verified_at", sa.Double, nullable=True),
 )
 
 nodes = sa.Table(

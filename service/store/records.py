@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-IntentKind = Literal["cancel"]
+IntentKind = Literal["cancel", "restore", "verify", "export"]
 
 Document = Mapping[str, Any]
 """What is kept as JSON. A number that is not finite comes back as None: JSON has no word for it."""
@@ -86,6 +86,8 @@ class CheckpointRow:
     manifest: str
     published_at: float
     rejected: str | None = None  # why it is never to be loaded again
+    nbytes: int | None = None
+    verified_at: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Intent:
     job: str
     kind: IntentKind
     at: float
+    data: Document = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

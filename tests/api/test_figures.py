@@ -1,10 +1,10 @@
-"""Metrics, checkpoints and nodes as they are told."""
+"""Metrics and nodes as they are told."""
 
 from __future__ import annotations
 
 import httpx
 
-from service.store.records import CheckpointRow, MetricRow
+from service.store.records import MetricRow
 from tests.api.world import World
 
 
@@ -20,22 +20,6 @@ def test_metrics_go_by_step_and_by_page(http: httpx.Client, world: World) -> Non
     assert (rest["steps"], rest["after_step"]) == (page["steps"][1:2], 2)
     with world.client() as client:
         assert [(row.step, row.loss) for row in client.metrics(uid)] == [(1, 5.0), (2, 4.0), (3, None)]
-
-
-def test_checkpoints_are_told_newest_first_with_why_one_was_rejected(world: World) -> None:
-    uid = world.submit().uid
-    world.commit(
-        checkpoints=[
-            CheckpointRow(uid, 10, 1, "checkpoints/10/m.json", 1.0),
-            CheckpointRow(uid, 20, 2, "checkpoints/20/m.json", 2.0, "checksum of block 3"),
-        ]
-    )
-    with world.client() as client:
-        found = client.checkpoints(uid)
-    assert [(row.step, row.attempt, row.rejected) for row in found] == [
-        (20, 2, "checksum of block 3"),
-        (10, 1, None),
-    ]
 
 
 def test_nodes(world: World) -> None:

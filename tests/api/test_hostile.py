@@ -74,8 +74,28 @@ def test_a_body_that_is_no_job(http: httpx.Client, body: bytes) -> None:
 
 
 @SLOW
+@given(body=JSON, route=st.sampled_from([":fork", "/checkpoints/newest:export", "/checkpoints/5:verify"]))
+def test_a_wish_that_makes_no_sense(http: httpx.Client, world: World, route: str, body: Any) -> None:
+    uid = next((row.uid for row in world.store.jobs(limit=1)), None) or world.submit().uid
+    nested = body if isinstance(body, dict) else {"overrides": {"train": body}, "to": body}
+    for wish in (body, nested, {"overrides": nested}):
+        told(http.post(f"{P}/{uid}{route}", content=json.dumps(wish), headers={"Content-Type": "application/json"}))
+
+
+@SLOW
 @given(
-    route=st.sampled_from(["", "/{uid}/events", "/{uid}/logs", "/{uid}/metrics", "/{uid}/checkpoints", "/{uid}"]),
+    route=st.sampled_from(
+        [
+            "",
+            "/{uid}/events",
+            "/{uid}/logs",
+            "/{uid}/metrics",
+            "/{uid}/checkpoints",
+            "/{uid}",
+            "/{uid}/checkpoints/5",
+            "/{uid}/checkpoints/newest",
+        ]
+    ),
     name=st.sampled_from(["page", "limit", "phase", "after", "rank", "attempt", "after_step"]),
     value=st.one_of(
         TEXTS.filter(lambda text: "\ud800" not in text),

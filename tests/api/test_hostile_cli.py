@@ -61,7 +61,10 @@ def test_a_folder_is_no_file(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uid", ["", "a\nb", "a/../b", "../nodes", "ä", "a?b#c", "x:cancel", "%2e%2e", "." * 5000])
-@pytest.mark.parametrize("command", [["get"], ["logs"], ["logs", "-f"], ["events", "-f"], ["cancel"]])
+@pytest.mark.parametrize(
+    "command",
+    [["get"], ["logs"], ["logs", "-f"], ["events", "-f"], ["cancel"], ["checkpoint", "ls"], ["checkpoint", "fork"]],
+)
 def test_a_uid_that_names_nothing(world: World, command: list[str], uid: str) -> None:
     assert told(world, *command, uid)[0] == 2
 

@@ -17,10 +17,15 @@ import uvicorn
 from api import serve
 from api.app import create_app
 from api.client import Client
-from service.contracts.job import Phase
+from service.contracts.job import Phase, parse_job
 from service.contracts.status import JobStatus, JobView, Progress
 from service.store.jobs import Store
-from service.store.records import Changes, JobUpdate, LogChunk, NodeRow
+from service.store.records import Changes, CheckpointRow, JobUpdate, LogChunk, NodeRow
+from workers.checkpoint import manifest, shards
+from workers.checkpoint.shards import Piece, Region
+from workers.checkpoint.storage import Storage
+from workers.cursor import Cursor
+from workers.spec import ParallelLayout
 
 TOKEN = "s3cret-token"
 
@@ -129,6 +134,31 @@ class World:
         )
         file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         self.commit(log_chunks=[LogChunk(uid, attempt, node, path, len(lines), 1.0)])
+
+    def checkpoint(self, uid: str, step: int, attempt: int = 1, rejected: str | None = None, told: bool = True) -> str:
+        """Publish a real one of a few bytes, for the job's own model and data; its manifest's path."""
+        spec = parse_job(self.store.job(uid).spec)
+        run, storage = spec.run(ParallelLayout()), Storage.open(f"{self.root}/{uid}")
+        ledger = [{"attempt": attempt, "start": 0, "end": 8 * step}]
+        header = Cursor(attempt, step, 8 * step, ledger).header(run, {"optimizer": {"name": "adamw", "steps": step}})
+        pieces = [
+            Piece(Region(name, (16,), "uint8", (0,), (0,), (16,)), lambda: bytes(16))
+            for name in ("model.norm.weight", "optimizer.exp_avg.norm.weight")
+        ]
+        record = shards.write(storage, manifest.folder(step, attempt, "t"), 0, pieces)
+        document = manifest.assemble(
+            storage, job=uid, step=step, attempt=attempt, token="t", layout=run.parallel.model_dump(),
+            model=run.model.model_dump(), header=header, records=[record], created_at=time.time(),
+        )  # fmt: skip
+        manifest.publish(storage, document)
+        if told:
+            row = CheckpointRow(uid, step, attempt, document.path, time.time(), rejected, document.nbytes)
+            self.commit(checkpoints=[row])
+        return document.path
+
+    def intents(self, uid: str) -> list[tuple[str, dict[str, Any]]]:
+        """(kind, data) of what the job's user wants, and no controller has done."""
+        return [(intent.kind, dict(intent.data)) for intent in self.store.intents(10_000) if intent.job == uid]
 
     @contextlib.contextmanager
     def fleet(self, *slots: int) -> Iterator[None]:

@@ -24,6 +24,7 @@ def test_defaults() -> None:
         lease_ttl_s=10.0,
         allowed_roots=(f"{home}/runs",),
         scratch=f"{tempfile.gettempdir()}/phalanx-{os.getuid()}",
+        snapshots=f"/dev/shm/phalanx-{os.getuid()}",
     )
 
 
@@ -53,6 +54,8 @@ def test_the_process_is_read_when_nothing_is_given(monkeypatch: pytest.MonkeyPat
             "allowed_roots",
             ("/srv/phalanx/runs", "s3://a/b", "/data"),
         ),
+        ("PHALANX_SNAPSHOTS", "/mnt/memory", "snapshots", "/mnt/memory"),
+        ("PHALANX_SNAPSHOT_BYTES", "8589934592", "snapshot_bytes", 1 << 33),
         ("PHALANX_MODELS", "mine, theirs.models,,mine", "models", ("mine", "theirs.models")),
         ("PHALANX_MODELS", " , ", "models", ()),
         ("PHALANX_ALLOWED_ROOTS", "/srv/phalanx/runs", "allowed_roots", ("/srv/phalanx/runs",)),
@@ -74,6 +77,9 @@ def test_a_variable_sets_its_field(variable: str, text: str, field: str, value: 
         ("PHALANX_STORAGE", "s3://", "s3://bucket/runs"),
         ("PHALANX_ALLOWED_ROOTS", "/data,runs", "/runs"),
         ("PHALANX_SCRATCH", "scratch", "/scratch"),
+        ("PHALANX_SNAPSHOTS", "memory", "/memory"),
+        ("PHALANX_SNAPSHOT_BYTES", "8 GiB", "8589934592"),
+        ("PHALANX_SNAPSHOT_BYTES", "-1", "8589934592"),
         ("PHALANX_MODELS", "mine,their-models", "my_package.models"),
         ("PHALANX_MODELS", "mine.models:Model", "my_package.models"),
         ("PHALANX_MODELS", "mine.", "my_package.models"),

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
+from tests.workers.memory import Shelf
 from workers import trainer
 from workers.blame import NonFinite
 from workers.checkpoint import logical
 from workers.checkpoint.shards import Region
+from workers.checkpoint.storage import Storage
 from workers.data.corpus import Corpus
 from workers.engine import Engine, Outcome
 from workers.parallel import mesh
@@ -74,8 +77,18 @@ def kept(tensors: dict[str, torch.Tensor]) -> list[tuple[Region, bytes]]:
     return [(piece.region, bytes(piece.data())) for piece in logical.pieces(tensors, {})]
 
 
-def train(store: dist.Store, rank: int, root: str, run: RunSpec, attempt: int, resume: tuple[str, ...]) -> list[Report]:
-    """The trainer to its end; what it reported."""
+def train(
+    store: dist.Store,
+    rank: int,
+    root: str,
+    run: RunSpec,
+    attempt: int,
+    resume: tuple[str, ...],
+    memory: str = "",
+    snapshots: tuple[str, ...] = (),
+    origin: tuple[str, str] | None = None,
+) -> list[Report]:
+    """The trainer to its end; what it reported. `memory`: the folder that stands for it."""
     said: list[Report] = []
     assignment = Assignment(
         job="run",
@@ -87,10 +100,22 @@ def train(store: dist.Store, rank: int, root: str, run: RunSpec, attempt: int, r
         store_host="",
         store_port=0,
         resume=resume,
+        origin=origin,
         timeout_s=60.0,
     )
-    trainer.train(assignment, store, said.append)
+    shelf = Shelf(Storage.open(memory), snapshots) if memory else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "Loop", Patient)
+        trainer.train(assignment, store, said.append, shelf)
     return said
+
+
+class Patient(trainer.Loop):
+    """Tiny steps on few cores: each waits until the last snapshot is held, so that every one is due that can be."""
+
+    def note(self) -> Any:
+        self.saver.wait()
+        return super().note()
 
 
 def non_finite(store: dist.Store, rank: int, root: str, run: RunSpec) -> str:

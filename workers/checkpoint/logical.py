@@ -10,46 +10,34 @@ Knows nothing of models, or of the names that it is given.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from workers.checkpoint import boxes
 from workers.checkpoint import manifest as manifests
-from workers.checkpoint.manifest import BadCheckpoint, Manifest, Stored
-from workers.checkpoint.shards import Corrupt, Piece, Reader, Region
+from workers.checkpoint.boxes import Box, Mismatch, Read, Wanted
+from workers.checkpoint.manifest import BadCheckpoint, Manifest
+from workers.checkpoint.shards import ITEM_BYTES, Corrupt, Piece, Reader, Region
 from workers.checkpoint.storage import Storage
 
-READ_BYTES = 64 << 20  # held at once by one reading thread, or one row where a row is longer
-READERS = 8  # shards read at the same time
+TASK_BYTES = 16 << 20  # read by one thread before it looks for more
+ROWS_BYTES = 2 << 20  # of stored rows, held at once where they can't be read to their place; one row at least
+READERS = 8  # threads
 
 State = Mapping[str, torch.Tensor]
 Axes = Mapping[str, tuple[int, ...]]
+Rows = tuple[Read, int, int]
+"""Of a read: the first, and how many."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Box:
-    """What this rank holds of a logical tensor."""
-
-    offset: tuple[int, ...]
-    extent: tuple[int, ...]
-    kept: bool  # this rank is the one that saves it
-
-
-class Mismatch(ValueError):
-    """The state asked for is not the one in the checkpoint."""
+__all__ = ["Mismatch", "load", "pieces"]
 
 
 def pieces(
@@ -69,9 +57,11 @@ def pieces(
         box = _box(name, tensor, _owner(name, owner) if not isinstance(tensor, DTensor) else False)
         if not box.kept or (0 in box.extent and 0 not in tensor.shape):
             continue
-        order = axes.get(name, tuple(range(tensor.ndim)))
-        region = Region(name, tuple(tensor.shape), _dtype(tensor), order, box.offset, box.extent)
-        found.append(Piece(region, _bytes(hold(name, _local(tensor)), order)))
+        order, dtype, held = axes.get(name, tuple(range(tensor.ndim))), _dtype(tensor), hold(name, _local(tensor))
+        for offset, extent in boxes.tiles(box, order, ITEM_BYTES.get(dtype, 1)):
+            part = held if extent == box.extent else held.narrow(0, offset[0] - box.offset[0], extent[0])
+            region = Region(name, tuple(tensor.shape), dtype, order, offset, extent)
+            found.append(Piece(region, _bytes(part, order)))
     return found
 
 
@@ -81,77 +71,97 @@ def load(state: State, manifest: Manifest, storage: Storage, readers: Sequence[R
     Raises Mismatch when a tensor is missing or has another shape or dtype there (nothing is filled then), and
     BadCheckpoint when what is read is not what was written (some tensors may be filled then).
     """
-    _check(state, manifest)
+    reads = boxes.plan({name: _wanted(name, tensor) for name, tensor in state.items()}, manifest)
     readers = readers or manifests.readers(storage, manifest)
-    plan: dict[int, list[tuple[int, Callable[[], None]]]] = {}
-    for name, tensor in state.items():
-        for stored, read in _reads(name, tensor, manifest, readers):
-            plan.setdefault(stored.shard, []).append((stored.at, read))
 
-    def run(shard: int) -> None:
-        for _, read in sorted(plan[shard], key=lambda item: item[0]):
-            read()
+    scratch = Scratch()
+
+    def run(task: list[Rows]) -> None:
+        for read, first, count in task:
+            _fill(readers[read.shard], read, first, _into(state[read.tensor], read, first, count), scratch)
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint-read") as pool:
         try:
-            list(pool.map(run, plan))
+            list(pool.map(run, [task for shard in reads.values() for task in _tasks(shard)]))
         except Corrupt as error:
             raise BadCheckpoint(manifest.path, str(error)) from error
 
 
-def _check(state: State, manifest: Manifest) -> None:
-    problems = []
-    for name, tensor in sorted(state.items()):
-        stored = manifest.tensors.get(name)
-        if stored is None:
-            problems.append(f"{name} is missing")
-        elif stored.shape != tuple(tensor.shape):
-            problems.append(f"{name} has shape {stored.shape}, not {tuple(tensor.shape)}")
-        elif stored.dtype != _dtype(tensor):
-            problems.append(f"{name} is {stored.dtype}, not {_dtype(tensor)}")
-    if problems:
-        more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise Mismatch(f"{manifest.path} is of another model or precision: {'; '.join(problems[:5])}{more}")
+class Scratch(threading.local):
+    """Memory of each thread for itself: new memory costs more than what is done with it here."""
+
+    memory = torch.empty(0, dtype=torch.uint8)
+
+    def of(self, nbytes: int) -> torch.Tensor:
+        if len(self.memory) < nbytes:
+            self.memory = torch.empty(nbytes, dtype=torch.uint8)
+        return self.memory[:nbytes]
 
 
-def _reads(
-    name: str, tensor: torch.Tensor, manifest: Manifest, readers: Sequence[Reader]
-) -> list[tuple[Stored, Callable[[], None]]]:
-    box = _box(name, tensor, owner=True)
-    if 0 in box.extent:
-        return []
-    stored = manifest.tensors[name]
-    chunks = [_chunk(piece.offset, piece.extent) for piece in stored.pieces]
-    known = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(stored.shape), chunks)
-    items = create_read_items_for_chunk_list(name, known, [_chunk(box.offset, box.extent)])
-    if sum(math.prod(item.lengths) for item in items) != math.prod(box.extent):
-        raise BadCheckpoint(manifest.path, f"the pieces of {name} don't cover {box.extent} at {box.offset}")
-    local = _local(tensor)
-    reads: list[tuple[Stored, Callable[[], None]]] = []
-    for item in items:
-        piece = stored.pieces[item.storage_index.index or 0]
-        into = local
-        for dim, (first, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-            into = into.narrow(dim, first, length)
-        extent = [piece.extent[axis] for axis in stored.axes] or [1]  # a scalar is one row of one element
-        start = [item.storage_offsets[axis] for axis in stored.axes] or [0]
-        into = into.permute(stored.axes) if tensor.ndim else into.view(1)
-        reads.append((piece, functools.partial(_fill, readers[piece.shard], piece.at, extent, start, into)))
-    return reads
+def _tasks(reads: Sequence[Read]) -> Iterator[list[Rows]]:
+    """The reads of one shard, in its order, as work for threads: small ones together, large ones in parts."""
+    task: list[Rows] = []
+    room = TASK_BYTES
+    for read in reads:
+        rows = read.extent[read.axes[0]] if read.axes else 1
+        width, first = (read.end - read.begin) // rows, 0
+        while first < rows:
+            count = min(rows - first, max(1, room // width))
+            task.append((read, first, count))
+            first, room = first + count, room - count * width
+            if room < width:
+                yield task
+                task, room = [], TASK_BYTES
+    if task:
+        yield task
+
+
+def _wanted(name: str, tensor: torch.Tensor) -> Wanted:
+    return Wanted(tuple(tensor.shape), _dtype(tensor), _box(name, tensor, owner=True))
+
+
+def _into(tensor: torch.Tensor, read: Read, first: int, count: int) -> torch.Tensor:
+    """The part that some rows of a read fill."""
+    part = _local(tensor)
+    if not read.axes:
+        return part.view(1)
+    for dim, (begin, length) in enumerate(zip(read.into, read.extent, strict=True)):
+        part = part.narrow(dim, begin, length)
+    return part.narrow(read.axes[0], first, count)
 
 
 @torch.no_grad()
-def _fill(reader: Reader, at: int, extent: Sequence[int], start: Sequence[int], into: torch.Tensor) -> None:
-    """Copy the box at `start` of a piece into a tensor: whole stored rows are read, and cut in memory."""
-    width = math.prod(extent[1:]) * into.element_size()
-    at_once = max(1, READ_BYTES // max(1, width))
-    for row in range(0, into.shape[0], at_once):
-        rows = min(at_once, into.shape[0] - row)
-        begin = at + (start[0] + row) * width
-        block = torch.frombuffer(reader.read(begin, begin + rows * width), dtype=into.dtype).view(rows, *extent[1:])
-        for dim in range(1, into.ndim):
-            block = block.narrow(dim, start[dim], into.shape[dim])
-        into.narrow(0, row, rows).copy_(block)
+def _fill(reader: Reader, read: Read, first: int, into: torch.Tensor, scratch: Scratch) -> None:
+    """Rows of a read, from the one numbered `first` on: to their place, or by way of a block in stored order."""
+    axes = read.axes or (0,)
+    stored, item = into.permute(axes), into.element_size()
+    rows, width = stored.shape[0], math.prod(read.piece[1:]) * item
+    begin = read.begin + first * width
+    if into.device.type == "cpu" and stored.is_contiguous() and rows * width == stored.nbytes:
+        reader.read_into(begin, _memory(stored))
+        return
+    at_once = min(rows, max(1, ROWS_BYTES // width))
+    block = scratch.of(at_once * width).view(into.dtype).view(at_once, *read.piece[1:])
+    back = sorted(range(len(axes)), key=axes.__getitem__)  # from stored order to the tensor's
+    for row in range(0, rows, at_once):
+        part = block[: min(at_once, rows - row)]
+        reader.read_into(begin + row * width, _memory(part))
+        count = len(part)
+        for dim in range(1, part.ndim):
+            part = part.narrow(dim, read.start[dim], stored.shape[dim])
+        _turn(part.permute(back), into.narrow(axes[0], row, count))
+
+
+def _turn(part: torch.Tensor, into: torch.Tensor) -> None:
+    """Copy. Where that changes the order in memory, it is several times faster into a whole tensor than into a part."""
+    if not part.is_contiguous() and not into.is_contiguous():
+        part = part.contiguous()
+    into.copy_(part)
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """Of a contiguous tensor. numpy has no bfloat16: bytes it is."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _box(name: str, tensor: torch.Tensor, owner: bool) -> Box:
@@ -160,24 +170,25 @@ def _box(name: str, tensor: torch.Tensor, owner: bool) -> Box:
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return Box((0,) * tensor.ndim, (0,) * tensor.ndim, False)
-    offset, extent = [0] * tensor.ndim, list(tensor.shape)
     cuts = _cuts(name, tensor)
-    for dim, mesh_axes in cuts.items():
-        for axis in mesh_axes:  # as torch.chunk cuts
-            width = -(-extent[dim] // tensor.device_mesh.size(axis))
-            begin = min(coordinate[axis] * width, extent[dim])
-            offset[dim] += begin
-            extent[dim] = min(width, extent[dim] - begin)
-    if tuple(extent) != tuple(tensor._local_tensor.shape):
+    offset, extent = boxes.cut(
+        tensor.shape,
+        [
+            (dim, tensor.device_mesh.size(axis), coordinate[axis])
+            for dim, mesh_axes in cuts.items()
+            for axis in mesh_axes
+        ],
+    )
+    if extent != tuple(tensor._local_tensor.shape):
         raise ValueError(
             f"{name}: the rank holds {tuple(tensor._local_tensor.shape)} where {tensor.placements} of shape "
-            f"{tuple(tensor.shape)} give {tuple(extent)}; only cuts as torch.chunk makes them can be stored"
+            f"{tuple(tensor.shape)} give {extent}; only cuts as torch.chunk makes them can be stored"
         )
     cut = {axis for mesh_axes in cuts.values() for axis in mesh_axes}
     if 0 in tensor.shape:
         cut = set()  # nobody holds an element: the first rank speaks for all
     kept = all(place == 0 for axis, place in enumerate(coordinate) if axis not in cut)
-    return Box(tuple(offset), tuple(extent), kept)
+    return Box(offset, extent, kept)
 
 
 def _cuts(name: str, tensor: DTensor) -> dict[int, list[int]]:
@@ -217,16 +228,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _bytes(local: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], memoryview]:
     def data() -> memoryview:
-        # numpy has no bfloat16: bytes it is.
-        flat = local.to("cpu").permute(axes).contiguous().view(-1).view(torch.uint8)
-        return flat.numpy().data
+        return _memory(local.to("cpu").permute(axes).contiguous())
 
     return data
 
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _chunk(offset: Collection[int], extent: Collection[int]) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(torch.Size(offset), torch.Size(extent))

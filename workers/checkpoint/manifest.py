@@ -23,17 +23,19 @@ know; a meaning that changes is a new version.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
+import gc
 import itertools
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from workers.checkpoint import shards
-from workers.checkpoint.shards import Corrupt, Index, Reader, ShardRecord
+from workers.checkpoint.shards import Corrupt, Entry, Reader, ShardRecord
 from workers.checkpoint.storage import Storage
 
 FORMAT, VERSION = "phalanx-checkpoint", 1
@@ -124,8 +126,41 @@ def token_of(path: str) -> str:
     return match[3]
 
 
+def generation(folder: str) -> tuple[int, int, int]:
+    """(attempt, rollbacks in it, step) of a folder of shards: the order in which they were begun."""
+    match = _FOLDER.fullmatch(folder)
+    if match is None:
+        raise ValueError(f"{folder!r} is no folder of a checkpoint")
+    rolled = match[3].rpartition("+")[2] if "+" in match[3] else "0"
+    return int(match[2]), int(rolled), int(match[1])
+
+
 def path(step: int, attempt: int) -> str:
     return f"{MANIFESTS}/{step:010d}-{attempt:06d}.json"
+
+
+def step_of(path: str) -> int:
+    """The step in a manifest's path."""
+    return key_of(path)[0]
+
+
+def key_of(path: str) -> tuple[int, int]:
+    """(step, attempt) of a manifest's path."""
+    match = _NAME.fullmatch(path)
+    if match is None:
+        raise ValueError(f"{path!r} is not a manifest's path")
+    return int(match[1]), int(match[2])
+
+
+def folder_of(path: str) -> str | None:
+    """The folder of shards that this file is in, if it is in one."""
+    match = _FOLDER.match(path)
+    return match[0] if match else None
+
+
+def attempt_of(path: str) -> int:
+    """The attempt in a manifest's path."""
+    return key(path)[1]
 
 
 def assemble(
@@ -148,12 +183,10 @@ def assemble(
         if record.index.rpartition("/")[0] != home:
             raise Incomplete(f"{record.index} is not in {home}, the folder of this attempt and step")
     with ThreadPoolExecutor(REQUESTS) as pool:
-        indexes = list(pool.map(lambda r: shards.read_index(storage, r.index, r.digest), records))
-    named = [
-        Shard(shards.beside(record.index, index.file), index.nbytes, record.index, record.digest)
-        for record, index in zip(records, indexes, strict=True)
-    ]
-    tensors = _tensors(named, indexes)
+        listed = list(pool.map(lambda record: _listed(storage, record), records))
+    named = [shard for shard, _ in listed]
+    with _uncollected():
+        tensors = _tensors(named, [entries for _, entries in listed])
     return Manifest(job, step, attempt, token, created_at, layout, model, header, tuple(named), tensors)
 
 
@@ -179,7 +212,7 @@ def load(storage: Storage, path: str) -> Manifest:
 
 def published(storage: Storage) -> list[str]:
     """Paths of all manifests, the newest (step, then attempt) first."""
-    return sorted((name for name in storage.names(MANIFESTS) if _NAME.fullmatch(name)), key=_key, reverse=True)
+    return sorted((name for name in storage.names(MANIFESTS) if _NAME.fullmatch(name)), key=key_of, reverse=True)
 
 
 def readers(storage: Storage, manifest: Manifest) -> tuple[Reader, ...]:
@@ -198,39 +231,6 @@ def verify(storage: Storage, path: str) -> Manifest:
     return manifest
 
 
-def retain(storage: Storage, keep: int, protect: Collection[str] = (), rejected: Collection[str] = ()) -> list[str]:
-    """Keep the newest `keep` published checkpoints and the protected; remove older ones. What was removed.
-
-    `rejected` manifests are no good and aren't counted. A manifest goes before its shards, so that no
-    published checkpoint ever misses one. Shards that were never published go when they are of an older step
-    than all that is kept, and something was published after them: a checkpoint that is being written is never
-    touched.
-    """
-    if keep < 1:
-        raise ValueError(f"keep {keep} would remove every checkpoint; at least 1")
-    paths = published(storage)
-    good = [name for name in paths if name not in rejected][:keep]
-    if not good:
-        return []
-    oldest = _key(good[-1])
-    gone = [name for name in paths if _key(name) < oldest and name not in protect]
-    for name in gone:
-        storage.delete(name)
-    removed, kept = {_key(name) for name in gone}, {_key(name) for name in paths if name not in gone}
-    last = max((attempt, step) for step, attempt in kept | removed)
-
-    def stale(step: int, attempt: int) -> bool:
-        return (step, attempt) in removed or (
-            (step, attempt) not in kept and step < oldest[0] and (attempt, step) < last
-        )
-
-    found = {match[0]: match for name in storage.names(FOLDERS) if (match := _FOLDER.match(name))}
-    folders = [name for name, match in sorted(found.items()) if stale(int(match[1]), int(match[2]))]
-    for name in folders:
-        storage.delete(name)
-    return gone + folders
-
-
 def encode(manifest: Manifest) -> bytes:
     value = {
         "format": FORMAT,
@@ -244,7 +244,7 @@ def encode(manifest: Manifest) -> bytes:
         "model": dict(manifest.model),
         "header": dict(manifest.header),
         "shards": [dataclasses.asdict(shard) for shard in manifest.shards],
-        "tensors": {name: dataclasses.asdict(tensor) for name, tensor in manifest.tensors.items()},
+        "tensors": {name: _plain(tensor) for name, tensor in manifest.tensors.items()},
     }
     body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()[1:]
     return b'{"digest":"' + shards.digest(body).encode() + b'",' + body
@@ -253,35 +253,44 @@ def encode(manifest: Manifest) -> bytes:
 def decode(path: str, data: bytes) -> Manifest:
     """The manifest that these bytes of the file at `path` are. Raises BadCheckpoint."""
     try:
-        value = json.loads(data)
-        if (value["format"], value["version"]) != (FORMAT, VERSION):
-            is_a, reads = f"{value['format']} version {value['version']}", f"{FORMAT} version {VERSION}"
-            raise BadCheckpoint(path, f"is {is_a}; this reads {reads}")
-        opening = _OPENING.match(data)
-        if opening is None or shards.digest(data[opening.end() :]) != opening[1].decode():
-            raise BadCheckpoint(path, "the manifest fails its digest")
-        return Manifest(
-            job=value["job"],
-            step=value["step"],
-            attempt=value["attempt"],
-            token=value["token"],
-            created_at=value["created_at"],
-            layout=value["layout"],
-            model=value["model"],
-            header=value["header"],
-            shards=tuple(Shard(**_known(Shard, shard)) for shard in value["shards"]),
-            tensors={name: _tensor(tensor) for name, tensor in value["tensors"].items()},
-        )
+        with _uncollected():
+            return _decoded(path, data)
     except (KeyError, TypeError, ValueError) as error:
         raise BadCheckpoint(path, f"the manifest is malformed: {error!r}") from error
 
 
-def _key(name: str) -> tuple[int, int]:
-    """(step, attempt) of a manifest's path."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise ValueError(f"{name!r} is not a manifest's path")
-    return int(match[1]), int(match[2])
+def _decoded(path: str, data: bytes) -> Manifest:
+    value = json.loads(data)
+    if (value["format"], value["version"]) != (FORMAT, VERSION):
+        is_a, reads = f"{value['format']} version {value['version']}", f"{FORMAT} version {VERSION}"
+        raise BadCheckpoint(path, f"is {is_a}; this reads {reads}")
+    opening = _OPENING.match(data)
+    if opening is None or shards.digest(data[opening.end() :]) != opening[1].decode():
+        raise BadCheckpoint(path, "the manifest fails its digest")
+    return Manifest(
+        job=value["job"],
+        step=value["step"],
+        attempt=value["attempt"],
+        token=value["token"],
+        created_at=value["created_at"],
+        layout=value["layout"],
+        model=value["model"],
+        header=value["header"],
+        shards=tuple(Shard(**_known(Shard, shard)) for shard in value["shards"]),
+        tensors={name: _tensor(tensor) for name, tensor in value["tensors"].items()},
+    )
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Millions of objects come and none of them is garbage: looking for it takes several times as long as the work."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,15 +299,30 @@ def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor(value: Mapping[str, Any]) -> Tensor:
-    fields = _known(Tensor, value)
-    return Tensor(**fields | {"pieces": tuple(Stored(**_known(Stored, piece)) for piece in fields["pieces"])})
+    """Field by field: there are hundreds of thousands of pieces."""
+    pieces = (Stored(tuple(it["offset"]), tuple(it["extent"]), it["shard"], it["at"]) for it in value["pieces"])
+    return Tensor(tuple(value["shape"]), value["dtype"], tuple(value["axes"]), tuple(pieces))
 
 
-def _tensors(named: Sequence[Shard], indexes: Sequence[Index]) -> dict[str, Tensor]:
+def _plain(tensor: Tensor) -> dict[str, Any]:
+    pieces = [
+        {"offset": piece.offset, "extent": piece.extent, "shard": piece.shard, "at": piece.at}
+        for piece in tensor.pieces
+    ]
+    return {"shape": tensor.shape, "dtype": tensor.dtype, "axes": tensor.axes, "pieces": pieces}
+
+
+def _listed(storage: Storage, record: ShardRecord) -> tuple[Shard, Sequence[Entry]]:
+    """A shard and what is in it; its checksums, which are the most of an index, are let go."""
+    index = shards.read_index(storage, record.index, record.digest)
+    return Shard(shards.beside(record.index, index.file), index.nbytes, record.index, record.digest), index.entries
+
+
+def _tensors(named: Sequence[Shard], listed: Sequence[Sequence[Entry]]) -> dict[str, Tensor]:
     first: dict[str, tuple[shards.Region, str]] = {}
     pieces: dict[str, list[Stored]] = {}
-    for number, (shard, index) in enumerate(zip(named, indexes, strict=True)):
-        for entry in index.entries:
+    for number, (shard, entries) in enumerate(zip(named, listed, strict=True)):
+        for entry in entries:
             region = entry.region
             known, where = first.setdefault(region.tensor, (region, shard.path))
             if (known.shape, known.dtype, known.axes) != (region.shape, region.dtype, region.axes):

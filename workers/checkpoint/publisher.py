@@ -1,6 +1,7 @@
-"""Publishes the checkpoints of one attempt once every rank's shard is in storage, and keeps the newest few.
+"""Publishes the checkpoints of one attempt once every rank's shard is in storage, and removes old ones.
 
-The controller does this in the service, rank 0 under torchrun. Knows no torch.
+The controller does this in the service, rank 0 under torchrun. Knows no torch, and not which checkpoints may go:
+`retention.py` does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Collection, Iterable
 
 from workers.checkpoint import manifest
+from workers.checkpoint.retention import Policy, Retention
 from workers.checkpoint.shards import ShardRecord
 from workers.checkpoint.storage import Storage
 from workers.reports import ShardSaved
@@ -17,10 +19,15 @@ from workers.spec import RunSpec
 
 
 class Publisher:
-    """Of attempt `attempt` of `job`; `storage` is the job's own folder."""
+    """Of attempt `attempt` of `job`; `storage` is the job's own folder. Whoever makes a publisher for each checkpoint
+    keeps one `retention` for all of them: it remembers what it has looked at.
+    """
 
-    def __init__(self, storage: Storage, job: str, attempt: int, token: str, run: RunSpec) -> None:
+    def __init__(
+        self, storage: Storage, job: str, attempt: int, token: str, run: RunSpec, retention: Retention | None = None
+    ) -> None:
         self.storage, self.job, self.attempt, self.token, self.run = storage, job, attempt, token, run
+        self.retention = retention or Retention(storage, Policy(run.checkpoint.keep, run.checkpoint.keep_every))
 
     def publish(self, step: int, saved: Iterable[ShardSaved]) -> str:
         """The manifest's path. Incomplete or Corrupt: the shards are not a whole. OSError: storage is away."""
@@ -36,9 +43,11 @@ class Publisher:
         )  # fmt: skip
         return manifest.publish(self.storage, document)
 
-    def retain(self, rejected: Collection[str] = ()) -> list[str]:
-        """Remove what is older than the newest `keep` good checkpoints; what was removed."""
-        return manifest.retain(self.storage, self.run.checkpoint.keep, rejected=rejected)
+    def retain(self, rejected: Collection[str] = (), protect: Collection[str] = ()) -> list[str]:
+        """Remove the checkpoints that need not stay; what was removed. Of manifests' paths, `rejected` ones are no good
+        and `protect` ones stay.
+        """
+        return self.retention.apply(rejected, protect)
 
 
 def newest_attempt(storage: Storage) -> int:

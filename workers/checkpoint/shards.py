@@ -4,15 +4,15 @@ A shard is two files. `rank-00003.bin` holds the pieces one after the other, eac
 zeros between; `rank-00003.json`, written after it, says what is in it:
 
     {"format": "phalanx-shard", "version": 1, "file": "rank-00003.bin", "nbytes": ..., "byte_order": "little",
-     "checksum": "xxh3-128", "block_bytes": 1048576, "blocks": ["<32 hex digits>", ...],
+     "checksum": "xxh3-128", "block_bytes": 262144, "blocks": ["<32 hex digits>", ...],
      "pieces": [{"tensor": "layers.0.attention.wo", "shape": [8, 6], "dtype": "bfloat16", "axes": [1, 0],
                  "offset": [0, 3], "extent": [8, 3], "at": 0}, ...]}
 
 `shape` is the logical tensor's, `offset` and `extent` say which box of it the piece is, all in logical
 dimensions. The bytes are row-major over the dimensions in the order of `axes`: with [1, 0] the file holds the
 transpose, so that a slice of logical dimension 1 is a run of whole rows. Block n is bytes [n, n + 1) x
-block_bytes of the file, so any byte range can be verified by itself. Readers pass over keys that they don't
-know; a meaning that changes is a new version.
+block_bytes of the file, so any byte range can be verified by itself; a shard may have blocks of any size, and
+older ones have larger ones. Readers pass over keys that they don't know; a meaning that changes is a new version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import dataclasses
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 import xxhash
@@ -30,10 +30,11 @@ import xxhash
 from workers.checkpoint.storage import Storage
 
 FORMAT, VERSION = "phalanx-shard", 1
-BLOCK = 1 << 20
+BLOCK = 256 << 10  # of new shards
 ALIGN = 64
-CACHED_BLOCKS = 4
-SCAN_BLOCKS = 64  # read at once when a whole shard is verified
+KEPT_BLOCKS = 8  # of a shard that is read
+READ_BYTES = 4 << 20  # asked of storage at once
+WRITE_BYTES = 1 << 20  # summed up and written at once
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -177,14 +178,16 @@ def read_index(storage: Storage, path: str, expected: str) -> Index:
 
 
 class Reader:
-    """Verified reads of one shard. The index is read when first needed; the last blocks are kept."""
+    """Verified reads of one shard. The index is read when first needed; blocks that were used in part are kept for a
+    while. Calls may come from several threads.
+    """
 
     def __init__(self, storage: Storage, index: str, digest: str) -> None:
         self.storage = storage
         self.index_path = index
         self.digest = digest
         self._index: Index | None = None
-        self._cache: collections.OrderedDict[int, bytes] = collections.OrderedDict()
+        self._kept: collections.OrderedDict[int, memoryview] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -200,19 +203,32 @@ class Reader:
 
     def read(self, start: int, end: int) -> bytearray:
         """Bytes [start, end) of the shard, every block that they touch verified. Raises Corrupt."""
-        index = self.index
+        out = bytearray(max(0, end - start))
+        self.read_into(start, memoryview(out))
+        return out
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        """Fill `out`, which is of bytes, with those from `start` on; every block that they touch is verified.
+
+        Raises Corrupt; `out` may be filled in part then.
+        """
+        index, end = self.index, start + len(out)
         if not 0 <= start <= end <= index.nbytes:
             raise Corrupt(self.path, f"bytes {start} to {end} were asked for; it has {index.nbytes}")
         if start == end:
-            return bytearray()
-        numbers = range(start // index.block, (end - 1) // index.block + 1)
-        blocks = self._blocks(index, numbers)
-        out = bytearray(end - start)
-        for number in numbers:
-            base = number * index.block
-            low, high = max(start, base), min(end, base + index.block)
-            out[low - start : high - start] = blocks[number][low - base : high - base]
-        return out
+            return
+        size = index.block
+        whole = range(-(-start // size), max(-(-start // size), end // size))  # blocks that are read to their place
+        edges = {start // size, (end - 1) // size}.difference(whole)
+        with self._lock:
+            kept = {n: self._kept[n] for n in edges if n in self._kept}
+        fresh = {n: memoryview(bytearray(min(size, index.nbytes - n * size))) for n in edges.difference(kept)}
+        place = {whole.start: out[whole.start * size - start : whole.stop * size - start]} if whole else {}
+        self._fetch(index, fresh | place)
+        for n, data in (kept | fresh).items():
+            low, high = max(start, n * size), min(end, n * size + len(data))
+            out[low - start : high - start] = data[low - n * size : high - n * size]
+        self._keep(fresh)
 
     def verify(self) -> None:
         """Read and check every byte. Raises Corrupt."""
@@ -223,38 +239,32 @@ class Reader:
             raise Corrupt(self.path, "missing") from None
         if size != index.nbytes:
             raise Corrupt(self.path, f"has {size} bytes instead of {index.nbytes}")
-        for first in range(0, len(index.checksums), SCAN_BLOCKS):
-            self._fetch(index, range(first, min(first + SCAN_BLOCKS, len(index.checksums))))
+        at_once = max(1, READ_BYTES // index.block)
+        scratch = memoryview(bytearray(min(index.nbytes, at_once * index.block)))
+        for first in range(0, len(index.checksums), at_once):
+            self._fetch(index, {first: scratch[: index.nbytes - first * index.block]})
 
-    def _blocks(self, index: Index, numbers: range) -> dict[int, Buffer]:
+    def _keep(self, blocks: Mapping[int, memoryview]) -> None:
         with self._lock:
-            blocks: dict[int, Buffer] = {n: self._cache[n] for n in numbers if n in self._cache}
-        for run in _runs([n for n in numbers if n not in blocks]):
-            blocks.update(self._fetch(index, run))
-        with self._lock:
-            for n in numbers[-CACHED_BLOCKS:]:
-                self._cache[n] = bytes(blocks[n])
-                self._cache.move_to_end(n)
-            while len(self._cache) > CACHED_BLOCKS:
-                self._cache.popitem(last=False)
-        return blocks
+            self._kept.update(blocks)
+            while len(self._kept) > KEPT_BLOCKS:
+                self._kept.popitem(last=False)
 
-    def _fetch(self, index: Index, run: range) -> dict[int, memoryview]:
-        start, end = run.start * index.block, min(run.stop * index.block, index.nbytes)
-        try:
-            data = memoryview(self.storage.read(self.path, start, end))
-        except FileNotFoundError:
-            raise Corrupt(self.path, "missing") from None
-        if len(data) < end - start:
-            raise Corrupt(self.path, f"cut short: ends at byte {start + len(data)} of {index.nbytes}")
-        blocks = {}
-        for n in run:
-            low = n * index.block - start
-            blocks[n] = data[low : low + index.block]
-            if digest(blocks[n]) != index.checksums[n]:
-                first = start + low
-                raise Corrupt(self.path, f"bytes {first} to {first + len(blocks[n])} (block {n}) fail their checksum")
-        return blocks
+    def _fetch(self, index: Index, parts: Mapping[int, memoryview]) -> None:
+        """Read blocks that follow each other, and verify them: each part holds some, from the one numbered on."""
+        for first, part in sorted(parts.items()):
+            start = first * index.block
+            try:
+                length = _read_into(self.storage, self.path, start, part)
+            except FileNotFoundError:
+                raise Corrupt(self.path, "missing") from None
+            if length < len(part):
+                raise Corrupt(self.path, f"cut short: ends at byte {start + length} of {index.nbytes}")
+            for n, low in enumerate(range(0, len(part), index.block), first):
+                block = part[low : low + index.block]
+                if digest(block) != index.checksums[n]:
+                    span = f"bytes {start + low} to {start + low + len(block)}"
+                    raise Corrupt(self.path, f"{span} (block {n}) fail their checksum")
 
 
 def beside(path: str, name: str) -> str:
@@ -273,19 +283,24 @@ class _Checksummed:
 
     def write(self, data: Buffer) -> None:
         view = memoryview(data)
-        while view:
-            room = BLOCK - self.nbytes % BLOCK
-            part, view = view[:room], view[room:]
-            self._out.write(part)
-            self._block.update(part)
-            self.nbytes += len(part)
-            if self.nbytes % BLOCK == 0:
-                self._end_block()
+        for start in range(0, len(view), WRITE_BYTES):
+            part = view[start : start + WRITE_BYTES]
+            self._sum_up(part)
+            self._out.write(part)  # while a core's caches still have it
 
     def finish(self) -> tuple[str, ...]:
         if self.nbytes % BLOCK:
             self._end_block()
         return tuple(self._done)
+
+    def _sum_up(self, view: memoryview) -> None:
+        while view:
+            room = BLOCK - self.nbytes % BLOCK
+            part, view = view[:room], view[room:]
+            self._block.update(part)
+            self.nbytes += len(part)
+            if self.nbytes % BLOCK == 0:
+                self._end_block()
 
     def _end_block(self) -> None:
         self._done.append(self._block.hexdigest())
@@ -319,12 +334,12 @@ def _plain(value: str | tuple[int, ...]) -> str | list[int]:
     return value if isinstance(value, str) else list(value)
 
 
-def _runs(numbers: Sequence[int]) -> list[range]:
-    """Neighbouring numbers put together."""
-    runs: list[range] = []
-    for n in numbers:
-        if runs and runs[-1].stop == n:
-            runs[-1] = range(runs[-1].start, n + 1)
-        else:
-            runs.append(range(n, n + 1))
-    return runs
+def _read_into(storage: Storage, path: str, start: int, out: memoryview) -> int:
+    """Fill `out` from byte `start` on; how many bytes there were. Reads are so short that memory is soon used again."""
+    for low in range(0, len(out), READ_BYTES):
+        part = out[low : low + READ_BYTES]
+        data = storage.read(path, start + low, start + low + len(part))
+        part[: len(data)] = data
+        if len(data) < len(part):
+            return low + len(data)
+    return len(out)

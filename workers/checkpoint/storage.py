@@ -1,13 +1,13 @@
 """Named bytes on any file system that fsspec knows. Knows nothing of checkpoints.
 
 What is written is never written again: every write creates, and fails with FileExistsError where something is
-already there. Nothing half-written is seen under its final name. Paths are relative to the storage's root.
-Calls may come from several threads.
+already there. Nothing half-written is seen under its final name, and what a killed writer left behind is swept.
+Paths are relative to the storage's root. Calls may come from several threads.
 
 | where | how "only if not there" is held |
 |---|---|
 | a local path | a temporary file beside it, synced, then a hard link: atomic, on NFS as well |
-| `s3://` | a conditional request (`If-None-Match`): atomic |
+| `s3://` | a conditional request (`If-None-Match`): atomic; see `s3.py` |
 | others | fsspec's `mode="create"`: as atomic as that is there; some only look first |
 | | and can't tell two writers at the same moment apart |
 """
@@ -15,6 +15,8 @@ Calls may come from several threads.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
 import errno
 import os
 import shutil
@@ -22,20 +24,30 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
-from fsspec.core import url_to_fs
+from fsspec.core import split_protocol, url_to_fs
 
 UNFINISHED = ".unfinished"  # suffix of local temporary files; they start with a dot as well
-CONFLICT_TRIES = 5
+CHANGED = ("mtime", "LastModified", "last_modified", "updated", "created")  # what file systems call that time
 
 _one_at_a_time = threading.Lock()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Object:
+    """What a listing tells of an object."""
+
+    nbytes: int
+    modified: float  # Unix seconds, by the store's clock; now, where it doesn't tell: never old by mistake
+
+
 class Storage:
-    """A folder of objects. This class does for any fsspec file system; two kinds have their own below."""
+    """A folder of objects. This class does for any fsspec file system; two kinds have their own."""
+
+    options: ClassVar[Mapping[str, Any]] = {}  # of the fsspec file system
 
     def __init__(self, fs: Any, root: str, uri: str) -> None:
         self.fs = fs
@@ -52,9 +64,8 @@ class Storage:
         """The storage at a path or an fsspec URI. Listings are never cached: others write here too."""
         if "::" in uri:
             raise ValueError(f"{uri!r} chains file systems; give the plain URI of the store itself")
-        fs, root = url_to_fs(uri, use_listings_cache=False)
-        protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-        kind = LocalStorage if "file" in protocols else S3Storage if "s3" in protocols else Storage
+        kind = _kind(split_protocol(uri)[0])
+        fs, root = url_to_fs(uri, use_listings_cache=False, **kind.options)
         return kind(fs, root, uri)
 
     def child(self, path: str) -> Storage:
@@ -87,10 +98,33 @@ class Storage:
         """Whether an object has this name; a folder is none."""
         return bool(self.fs.isfile(self._full(path)))
 
+    def objects(self, prefix: str = "") -> dict[str, Object]:
+        """All objects in this folder, at any depth, by path, as the store lists them now; none where there is no
+        such folder.
+        """
+        self.fs.invalidate_cache()
+        found, start = self.fs.find(self._full(prefix), detail=True), len(self.root) + 1
+        return {
+            name[start:]: Object(int(info["size"]), _changed(info))
+            for name, info in found.items()
+            if not name.endswith("/")
+        }
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Bytes of each object in this folder, by path."""
+        return {path: found.nbytes for path, found in self.objects(prefix).items()}
+
     def names(self, prefix: str = "") -> list[str]:
-        """Sorted paths of all objects in this folder, at any depth; none where there is no such folder."""
-        start = len(self.root) + 1
-        return sorted(name[start:] for name in self.fs.find(self._full(prefix)) if not name.endswith("/"))
+        """Sorted paths of all objects in this folder."""
+        return sorted(self.objects(prefix))
+
+    def abandoned(self, prefix: str, older_than_s: float) -> list[str]:
+        """Paths in this folder whose writer began so long ago, left something half-written and may be dead."""
+        return []
+
+    def sweep(self, prefix: str, older_than_s: float) -> list[str]:
+        """Remove what `abandoned` names; what was removed. A writer that still lives gets an OSError."""
+        return []
 
     def delete(self, prefix: str) -> None:
         """Remove an object, or a folder with all in it. What is not there is as good as removed."""
@@ -141,14 +175,39 @@ class LocalStorage(Storage):
             file.seek(start or 0)
             return file.read() if end is None else file.read(max(0, end - (start or 0)))
 
+    def objects(self, prefix: str = "") -> dict[str, Object]:
+        found = {}
+        for path in self.names(prefix):
+            with contextlib.suppress(FileNotFoundError):
+                stat = Path(self._full(path)).stat()
+                found[path] = Object(stat.st_size, stat.st_mtime)
+        return found
+
     def names(self, prefix: str = "") -> list[str]:
-        top = self._full(prefix)
+        return sorted(path for path in self._files(prefix) if not _unfinished(path))
+
+    def abandoned(self, prefix: str, older_than_s: float) -> list[str]:
+        before, found = time.time() - older_than_s, []
+        for path in filter(_unfinished, self._files(prefix)):
+            with contextlib.suppress(FileNotFoundError):
+                if Path(self._full(path)).stat().st_mtime < before:
+                    found.append(path)
+        return sorted(found)
+
+    def sweep(self, prefix: str, older_than_s: float) -> list[str]:
+        found = self.abandoned(prefix, older_than_s)
+        for path in found:
+            Path(self._full(path)).unlink(missing_ok=True)
+        return found
+
+    def _files(self, prefix: str) -> Iterator[str]:
+        """Paths of all files in this folder, unfinished ones too."""
+        top, start = self._full(prefix), len(self.root) + 1
         if Path(top).is_file():
-            found = [top]
-        else:
-            walk = os.walk(top, onerror=_unless_missing)
-            found = [f"{folder}/{name}" for folder, _, files in walk for name in files if not _unfinished(name)]
-        return sorted(name[len(self.root) + 1 :] for name in found)
+            yield top[start:]
+            return
+        for folder, _, files in os.walk(top, onerror=_unless_missing):
+            yield from (f"{folder}/{name}"[start:] for name in files)
 
     def delete(self, prefix: str) -> None:
         path = Path(self._full(prefix))
@@ -156,47 +215,14 @@ class LocalStorage(Storage):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-class S3Storage(Storage):
-    """A prefix of a bucket. Big objects go up in parts while they are written."""
+def _kind(protocol: str | None) -> type[Storage]:
+    if protocol in (None, "file", "local"):
+        return LocalStorage
+    if protocol in ("s3", "s3a"):
+        from workers.checkpoint.s3 import S3Storage  # its libraries are for those only that have such a storage
 
-    def create(self, path: str, data: bytes) -> None:
-        for attempt in range(CONFLICT_TRIES):
-            with _translated(self.uri, path):
-                try:
-                    self.fs.pipe_file(self._full(path), data, mode="create")
-                    return
-                except OSError as error:
-                    # Another conditional request for this name is under way: its end decides ours.
-                    if _code(error) != "ConditionalRequestConflict" or attempt == CONFLICT_TRIES - 1:
-                        raise
-            time.sleep(0.1 * 2**attempt)
-
-    @contextlib.contextmanager
-    def write_stream(self, path: str) -> Iterator[BinaryIO]:
-        self._refuse_existing(path)
-        out = self.fs.open(self._full(path), "xb")
-        try:
-            yield out
-            if out.tell():
-                with _translated(self.uri, path):
-                    out.close()
-        except BaseException:
-            out.discard()
-            raise
-        finally:
-            empty, out.closed = not out.tell(), True  # closed here for good: a collected file must not commit
-        if empty:
-            self.create(path, b"")
-
-    def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        if end is not None and end <= (start or 0):
-            return b""
-        try:
-            return bytes(self.fs.cat_file(self._full(path), start=start, end=end))
-        except OSError as error:
-            if _code(error) not in ("InvalidRange", "416"):
-                raise
-            return b""
+        return S3Storage
+    return Storage
 
 
 def _unless_missing(error: OSError) -> None:
@@ -208,6 +234,8 @@ def _unless_missing(error: OSError) -> None:
 def _link(temporary: Path, final: Path) -> None:
     try:
         final.hardlink_to(temporary)
+    except FileNotFoundError as error:
+        raise OSError(errno.EIO, "what was written is gone: somebody swept it", str(final)) from error
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
@@ -223,21 +251,15 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _unfinished(name: str) -> bool:
-    return name.startswith(".") and name.endswith(UNFINISHED)
+def _unfinished(path: str) -> bool:
+    return PurePosixPath(path).name.startswith(".") and path.endswith(UNFINISHED)
 
 
-def _code(error: BaseException) -> str:
-    response = getattr(error.__cause__, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
-
-
-@contextlib.contextmanager
-def _translated(uri: str, path: str) -> Iterator[None]:
-    """A refused condition is FileExistsError, also from stores that leave out which condition it was."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412"):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), f"{uri}/{path}") from error
-        raise
+def _changed(info: Mapping[str, Any]) -> float:
+    for key in CHANGED:
+        match info.get(key):
+            case int() | float() as seconds:
+                return float(seconds)
+            case datetime.datetime() as moment:
+                return moment.timestamp()
+    return time.time()

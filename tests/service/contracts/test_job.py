@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from service.contracts.errors import UserError
-from service.contracts.job import Cause, JobSpec, Phase, parse_job
+from service.contracts.job import Cause, InitFrom, JobSpec, Phase, parse_job
 from workers.spec import ParallelLayout
 
 GONE = object()
-FIELDS = "budgets, checkpoint, data, model, name, parallel, placement, queue, resources, train"
+FIELDS = "budgets, checkpoint, data, init_from, model, name, parallel, placement, queue, resources, train"
 LAYOUT = ", ".join(sorted(ParallelLayout.model_fields))
 
 
@@ -190,3 +191,38 @@ def test_what_the_ranks_are_told() -> None:
 
 def test_terminal_phases() -> None:
     assert [phase for phase in Phase if phase.terminal] == [Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED]
+
+
+@pytest.mark.parametrize(
+    ("start", "origin"),
+    [
+        ({"root": "/srv/runs", "manifest": "manifests/0000000004-000001.json"}, "/srv/runs/b-1"),
+        ({"root": "s3://bucket/runs/", "manifest": "manifests/0000000004-000001.json"}, "s3://bucket/runs/b-1"),
+        ({"root": "/srv/runs"}, None),
+        ({"manifest": "manifests/0000000004-000001.json"}, None),
+        ({}, None),
+    ],
+)
+def test_where_a_job_begins(start: dict[str, Any], origin: str | None) -> None:
+    begin = InitFrom(job="b-1", **start)
+    if origin is None:
+        with pytest.raises(UserError, match="job b-1 was not looked up"):
+            _ = begin.origin
+    else:
+        assert begin.origin == (origin, start["manifest"])
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"job": "../b"},
+        {"job": ""},
+        {"job": "b", "step": -1},
+        {"job": "b", "manifest": "../../etc/passwd"},
+        {"job": "b", "manifest": "manifests/0000000004-000001.json\n"},
+        {"job": "b", "colour": "red"},
+    ],
+)
+def test_a_beginning_that_can_not_be(start: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        InitFrom(**start)

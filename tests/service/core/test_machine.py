@@ -10,25 +10,40 @@ from service.contracts.cluster import Fleet
 from service.contracts.job import Cause, Phase
 from service.core import codec, liveness, machine
 from service.core.commands import StartGang, StopGang
+from service.core.state import Restored
 from tests.service.core import world
 from tests.service.core.world import World
 
 EVENTS = (
     events.JobSubmitted,
     events.CancelRequested,
+    events.RestoreRequested,
     *typing.get_args(events.GangEvent),
+    *typing.get_args(events.CheckpointFact),
     events.FleetObserved,
     events.Ticked,
 )
 GANG_EVENTS = typing.get_args(events.GangEvent)
+FACTS = typing.get_args(events.CheckpointFact)
+M8 = {"step": 8, "manifest": "m8"}
+FACT_FIELDS = {
+    events.CheckpointRejected: {"attempt": 1, "manifest": "m8", "reason": "checksum"},
+    events.CheckpointVerified: {"attempt": 1, **M8},
+    events.CheckpointCheckFailed: {**M8, "reason": "timed out"},
+    events.CheckpointExported: {**M8, "to": "/out"},
+    events.CheckpointExportFailed: {**M8, "to": "/out", "reason": "not empty"},
+}
 FIELDS = {
     events.GangRefused: {"reason": "no room"},
     events.GangResumed: {"step": 4, "manifest": "m4"},
     events.StepsCompleted: {"steps": (world.step(5, 1000.0),)},
     events.GangFaulted: {"faults": (events.Fault("process_died", "gone", rank=0),)},
     events.CheckpointPublished: {"step": 4, "manifest": "m4"},
-    events.CheckpointRejected: {"manifest": "m4", "reason": "checksum"},
     events.SaveFailed: {"step": 4, "reason": "disk full"},
+    events.SaveDelayed: {"step": 4, "reason": "no answer"},
+    events.SnapshotHeld: {"step": 5, "nbytes": 4096},
+    events.SnapshotFailed: {"step": 5, "reason": "no room"},
+    events.SnapshotRefused: {"step": 5, "reason": "block 3 fails its checksum"},
     events.StepSkipped: {"step": 5, "action": "skip", "reason": "loss nan", "samples": (64, 65)},
     events.Evaluated: {"step": 4, "loss": 2.5, "tokens": 4096},
 }
@@ -84,8 +99,9 @@ STOP, START, NONE = (StopGang,), (StartGang,), ()
         (RU, events.GangFaulted, RE, STOP, "IncidentOpened"),
         (RU, events.GangFinished, FI, STOP, "JobFinishing"),
         (RU, events.CheckpointPublished, RU, NONE, "CheckpointPublished"),
-        (RU, events.CheckpointRejected, RU, NONE, "CheckpointRejected"),
-        (RU, events.SaveFailed, RU, NONE, "SaveFailed"),
+        *((phase, kind, phase, NONE, kind.__name__) for phase in (Q, RU, FI)
+          for kind in (events.SaveFailed, events.SaveDelayed, events.SnapshotFailed, events.SnapshotRefused)),
+        *((phase, events.SnapshotHeld, phase, NONE, None) for phase in (ST, RU, RE)),
         *((phase, kind, phase, NONE, kind.__name__)
           for phase in (PL, ST, RU, RE, FI, CA) for kind in (events.StepSkipped, events.Evaluated)),
         (RE, events.GangStopped, PL, START, "GangPlaced"),
@@ -122,6 +138,100 @@ def test_cancel(phase: Phase, then: Phase, commands: tuple[type, ...]) -> None:
     decision = here.cancel()
     assert here.job().phase is then
     assert tuple(map(type, decision.commands)) == commands
+
+
+@pytest.mark.parametrize(("phase", "kind"), sorted(itertools.product([*Phase, None], FACTS), key=str))
+def test_what_is_found_out_about_a_checkpoint_is_logged_whatever_its_job_does(phase: Phase | None, kind: type) -> None:
+    here = World(world.fleet(1))
+    if phase is not None:
+        here.bring(phase)
+    (record,) = here.tell(kind("a", at=here.now, **FACT_FIELDS[kind])).records
+    assert (record.uid, record.type, record.data["manifest"]) == ("a", kind.__name__, "m8")
+    assert FACT_FIELDS[kind].get("reason", "m8 " if "m8" in record.reason else "step 8") in f"{record.reason} "
+    if phase is not None:
+        assert (here.job().phase, here.job().rejected) == (phase, ("m8",) * (kind is events.CheckpointRejected))
+
+
+@pytest.mark.parametrize(
+    ("phase", "then", "commands", "record"),
+    [
+        *((phase, RE, STOP, "RestoreRequested") for phase in (PL, ST, RU)),
+        (Q, Q, NONE, "RestoreRequested"),
+        (RE, RE, NONE, "RestoreRequested"),
+        *((phase, phase, NONE, None) for phase in (FI, CA, OK, BAD, GONE)),
+    ],
+)
+def test_restore(phase: Phase, then: Phase, commands: tuple[type, ...], record: str | None) -> None:
+    here = World(world.fleet(1))
+    before = here.bring(phase)
+    decision = here.restore(2)
+    assert (here.job().phase, tuple(map(type, decision.commands))) == (then, commands)
+    assert (decision.records[0].type if decision.records else None) == record
+    assert (here.job().incidents, here.job().charges) == (before.incidents, before.charges) or phase is RE
+    assert len(here.job().incidents) == len(before.incidents)
+    assert here.job().charges == before.charges
+    assert here.restore(2).records == ()  # asked again
+
+
+def test_a_restore_end_to_end() -> None:
+    here = World(world.fleet(1))
+    here.submit(job=world.spec(steps=10))
+    here.start()
+    here.steps(1, 8)
+    for step in (2, 4, 6):
+        here.gang(events.CheckpointPublished, step=step, manifest=f"m{step}", nbytes=512)
+    decision = here.restore(2, newer=("m4",))  # the word of m6 was not in the store yet
+    job = here.job()
+    assert job.reason == "goes back from step 8 to the checkpoint of step 2 by request"
+    assert decision.commands == (StopGang("a", 1, job.reason),)
+    assert (job.phase, job.step, job.checkpoint, job.checkpoint_step, job.rejected) == (RE, 2, "m2", 2, ("m4", "m6"))
+    assert [record.reason for record in decision.records[1:]] == [
+        f"checkpoint m{step} is never tried again: restored to step 2 by request" for step in (4, 6)
+    ]
+    late = here.gang(events.CheckpointPublished, step=8, manifest="m8")  # of the attempt that is being stopped
+    assert [record.type for record in late.records] == ["CheckpointPublished", "CheckpointRejected"]
+    assert (here.job().checkpoint, here.job().rejected) == ("m2", ("m4", "m6", "m8"))
+    here.stopped()
+    start = here.commands[-1]
+    assert (start.attempt, start.rejected, start.restored) == (2, ("m4", "m6", "m8"), Restored(2, 1, 1))
+    here.start(resumed=2, manifest="m2")
+    assert here.restore(2).records == ()  # it is there
+    here.steps(3, 8)
+    job = here.job()
+    assert (job.step, job.high_step, job.tokens, job.samples) == (8, 8, 8 * 256, 8 * 16)
+    assert (job.productive_s, job.incidents, job.charges) == (8 * world.STEP_S, (), ())
+    here.gang(events.CheckpointPublished, step=4, manifest="m4b")  # of steps done again: good
+    assert (here.job().checkpoint, here.job().rejected) == ("m4b", ("m4", "m6", "m8"))
+    codec.load(codec.dump(here.job()))
+    here.steps(9, 10)
+    here.gang(events.GangFinished)
+    here.stopped()
+    assert (here.job().phase, here.job().tokens) == (OK, 10 * 256)
+
+
+def test_a_restore_costs_an_open_incident_no_more_than_its_own_steps() -> None:
+    here = World(world.fleet(1))
+    here.submit()
+    here.start()
+    here.steps(1, 8)
+    for step in (2, 6):
+        here.gang(events.CheckpointPublished, step=step, manifest=f"m{step}")
+    here.fault()
+    here.restore(2, newer=("m6",))
+    here.stopped()
+    here.start(resumed=2, manifest="m2")
+    here.steps(3, 9)
+    (incident,) = here.job().incidents
+    assert (incident.steps_redone, incident.recover_s is not None) == (2, True)
+
+
+def test_a_job_does_not_go_back_to_what_was_found_to_be_bad_meanwhile() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    here.gang(events.CheckpointPublished, step=2, manifest="m2")
+    here.tell(events.CheckpointRejected("a", 1, "m2", "torn", here.now))
+    (record,) = here.restore(2).records
+    assert (record.type, here.job().phase, here.job().restored) == ("RestoreRefused", RU, None)
 
 
 def test_cancel_of_a_recovering_job_without_a_gang_is_immediate() -> None:
@@ -368,8 +478,8 @@ def test_a_rejected_checkpoint_is_not_tried_again() -> None:
     here = World(world.fleet(1))
     here.bring(RU)
     here.gang(events.CheckpointPublished, step=4, manifest="m4")
-    here.gang(events.CheckpointRejected, manifest="m4", reason="checksum of block 3")
-    assert here.gang(events.CheckpointRejected, manifest="m4", reason="again").records == ()
+    here.tell(events.CheckpointRejected("a", 1, "m4", "checksum of block 3", here.now))
+    assert here.tell(events.CheckpointRejected("a", 1, "m4", "again", here.now)).records == ()
     assert (here.job().checkpoint, here.job().rejected) == (None, ("m4",))
     here.fault()
     here.stopped()

@@ -72,6 +72,14 @@ class Runtime(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         self.act(self.world.cancel(data.draw(st.sampled_from(sorted(self.world.state.jobs)))))
 
+    @precondition(lambda self: any(job.checkpoint for job in self.world.state.jobs.values()))
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        jobs = {uid: job for uid, job in self.world.state.jobs.items() if job.checkpoint}
+        uid = data.draw(st.sampled_from(sorted(jobs)))
+        step = data.draw(st.integers(1, jobs[uid].checkpoint_step))
+        self.act(self.world.restore(step, uid))
+
     @precondition(lambda self: self.gangs)
     @rule(data=st.data(), answer=st.sampled_from(ANSWERS))
     def answers(self, data: st.DataObject, answer: str) -> None:

@@ -101,6 +101,10 @@ class World:
     def cancel(self, uid: str = "a") -> Decision:
         return self.tell(events.CancelRequested(uid, self.now))
 
+    def restore(self, step: int, uid: str = "a", newer: tuple[str, ...] = ()) -> Decision:
+        """Back to the checkpoint m{step} of attempt 1."""
+        return self.tell(events.RestoreRequested(uid, step, 1, f"m{step}", newer, self.now))
+
     def stopped(self, uid: str = "a") -> Decision:
         return self.gang(events.GangStopped, uid)
 

@@ -32,6 +32,10 @@ def shard(step: int, rank: int, index: str = "") -> reports.ShardSaved:
     return reports.ShardSaved(step, rank, index or f"{step}-{rank}", "d", 8, {"step": step}, 0.0)
 
 
+def taken(step: int, rank: int) -> reports.SnapshotTaken:
+    return reports.SnapshotTaken(step, rank, 100, 0.001)
+
+
 def failed(rank: int, kind: Any, message: str = "bad", step: int = 3) -> reports.Failed:
     return reports.Failed(rank, kind, step, message, "Traceback")
 
@@ -51,6 +55,24 @@ SAID: list[tuple[list[Any], list[events.Event]]] = [
             events.SaveFailed("job", 2, 8, "rank 1: away", 100.0),
         ],
     ),
+    (  # a save that is delayed may fail later: both are told
+        [reports.SaveDelayed(4, 1, "away"), reports.SaveDelayed(4, 0, "away"), reports.SaveFailed(4, 1, "away")],
+        [
+            events.SaveDelayed("job", 2, 4, "rank 1: away", 100.0),
+            events.SaveFailed("job", 2, 4, "rank 1: away", 100.0),
+        ],
+    ),
+    ([taken(5, rank) for rank in range(3)], []),  # one rank has none yet
+    ([taken(5, rank) for rank in range(4)], [events.SnapshotHeld("job", 2, 5, 400, 100.0)]),
+    (  # a rank that is ahead took the one before as well
+        [taken(6, 0), *(taken(5, rank) for rank in (1, 2, 3))],
+        [events.SnapshotHeld("job", 2, 5, 400, 100.0)],
+    ),
+    (
+        [reports.SnapshotFailed(5, 2, "no room"), reports.SnapshotFailed(6, 1, "no room")],
+        [events.SnapshotFailed("job", 2, 5, "rank 2: no room", 100.0)],
+    ),
+    ([reports.SnapshotRefused(5, "torn")], [events.SnapshotRefused("job", 2, 5, "torn", 100.0)]),
     (
         [done(1)],
         [events.StepsCompleted("job", 2, (events.Step(1, 91.0, 1.0, 0.5, 1e-3, 256, 16, 0.25),), 100.0)],

@@ -10,11 +10,11 @@ from service.contracts import events
 from service.contracts.cluster import Fleet, Node
 from service.contracts.events import Event
 from service.contracts.job import Phase
-from service.core import codec, status
+from service.core import checkpoints, codec, status
 from service.core.commands import Record
 from service.runtime import rows
 from service.runtime.logs import Chunk
-from service.store.records import Changes, CheckpointRow, LogChunk, MetricRow, NodeRow
+from service.store.records import Changes, CheckpointRow, Intent, LogChunk, MetricRow, NodeRow
 from tests.service.core import world
 from tests.service.core.world import World
 from workers.checkpoint import manifest
@@ -78,12 +78,23 @@ def test_steps_are_metrics(happened: list[Event], written: list[MetricRow]) -> N
 @pytest.mark.parametrize(("step", "attempt"), [(0, 1), (300, 2), (12_345_678_901, 1_234_567)])
 def test_checkpoints_published_and_rejected_are_the_same_row(step: int, attempt: int) -> None:
     path = manifest.path(step, attempt)
-    published = events.CheckpointPublished("a", attempt, step, path, 100.0)
-    rejected = events.CheckpointRejected("a", attempt + 1, path, "torn", 200.0)
-    assert rows.checkpoints([published, events.Ticked(1.0), rejected]) == [
-        CheckpointRow("a", step, attempt, path, 100.0),
+    published = events.CheckpointPublished("a", attempt, step, path, 100.0, nbytes=512)
+    verified = events.CheckpointVerified("a", attempt, step, path, 150.0)
+    rejected = checkpoints.record(events.CheckpointRejected("a", attempt + 1, path, "torn", 200.0))
+    other = Record("a", "JobRunning", "it runs", 5.0, {})
+    assert rows.checkpoints([published, events.Ticked(1.0), verified], [other, rejected]) == [
+        CheckpointRow("a", step, attempt, path, 100.0, nbytes=512),
+        CheckpointRow("a", step, attempt, path, 150.0, verified_at=150.0),
         CheckpointRow("a", step, attempt, path, 200.0, "torn"),
     ]
+
+
+def test_a_wish_to_go_back_names_what_is_newer_and_not_rejected_yet() -> None:
+    names = [(30, 2, None), (30, 1, None), (20, 2, None), (20, 1, None), (25, 1, "torn"), (10, 1, None)]
+    known = [CheckpointRow("a", step, attempt, manifest.path(step, attempt), 1.0, why) for step, attempt, why in names]
+    intent = Intent(1, "a", "restore", 1.0, {"step": 20, "attempt": 1, "manifest": manifest.path(20, 1)})
+    newer = tuple(manifest.path(*name) for name in [(30, 2), (30, 1), (20, 2)])
+    assert rows.restore(intent, known, 7.0) == events.RestoreRequested("a", 20, 1, manifest.path(20, 1), newer, 7.0)
 
 
 def test_nodes() -> None:
@@ -112,7 +123,7 @@ def test_all_of_a_turn() -> None:
         events=[("a", 5.0, "JobRunning", "it runs", {"step": 1})],
         metrics=rows.metrics(happened),
         log_chunks=chunks,
-        checkpoints=rows.checkpoints(happened),
+        checkpoints=rows.checkpoints(happened, [record]),
         intents_done=[3],
         nodes=rows.nodes(world.fleet(1), 7.0),
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from types import MappingProxyType
 
 import pytest
@@ -142,6 +143,35 @@ def test_a_checkpoint_once_rejected_stays_so(store: Store, epoch: int) -> None:
     store.commit(epoch, Changes(checkpoints=[rejected, redone]))
     store.commit(epoch, Changes(checkpoints=[newer]))
     assert store.checkpoints("a") == [rejected, redone, published]
+
+
+PUBLISHED = CheckpointRow("a", 10, 1, "m", 2.0, nbytes=512)
+VERIFIED = CheckpointRow("a", 10, 1, "m", 5.0, verified_at=5.0)
+REJECTED = CheckpointRow("a", 10, 1, "m", 6.0, rejected="torn")
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ([PUBLISHED], (2.0, None, 512, None)),
+        ([PUBLISHED, VERIFIED], (2.0, None, 512, 5.0)),
+        (
+            [PUBLISHED, VERIFIED, dataclasses.replace(VERIFIED, published_at=9.0, verified_at=9.0)],
+            (2.0, None, 512, 9.0),
+        ),
+        ([PUBLISHED, VERIFIED, REJECTED], (2.0, "torn", 512, 5.0)),
+        ([PUBLISHED, VERIFIED, PUBLISHED], (2.0, None, 512, 5.0)),  # the word of it came twice
+        ([PUBLISHED, REJECTED, VERIFIED], (2.0, "torn", 512, 5.0)),
+        ([VERIFIED], (5.0, None, None, 5.0)),  # the word of its publication was lost
+    ],
+)
+def test_what_is_told_of_a_checkpoint_adds_up(
+    store: Store, epoch: int, told: list[CheckpointRow], kept: tuple[float, str | None, int | None, float | None]
+) -> None:
+    for row in told:
+        store.commit(epoch, Changes(checkpoints=[row]))
+    (row,) = store.checkpoints("a")
+    assert (row.published_at, row.rejected, row.nbytes, row.verified_at) == kept
 
 
 def test_nodes_are_replaced_only_when_given(store: Store, epoch: int) -> None:

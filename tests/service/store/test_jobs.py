@@ -135,7 +135,7 @@ def test_ids_are_seen_in_order_by_one_who_reads_while_others_write(store: Store)
 def test_a_cancel_is_one_intent_however_often_it_is_asked(store: Store, submit) -> None:
     submit("a")
     for at in (2.0, 3.0):
-        store.request("a", "cancel", at)
+        store.cancel("a", at)
     (intent,) = store.intents()
     assert (intent.job, intent.kind, intent.at) == ("a", "cancel", 2.0)
     assert store.job("a").cancel_requested
@@ -146,16 +146,65 @@ def test_a_cancel_is_one_intent_however_often_it_is_asked(store: Store, submit) 
 def test_a_job_that_has_ended_takes_no_cancel(store: Store, submit) -> None:
     submit("a")
     store.commit(store.acquire("me", 60), ended("a"))
-    store.request("a", "cancel", 6.0)
+    store.cancel("a", 6.0)
     assert store.intents() == []
     assert not store.job("a").cancel_requested
+
+
+def test_the_same_wish_is_one_intent_until_it_is_done(store: Store, submit) -> None:
+    submit("a")
+    submit("b")
+    epoch = store.acquire("me", 60)
+    store.commit(epoch, ended("b"))
+    for job, kind, step in [
+        ("a", "verify", 4),
+        ("a", "verify", 8),
+        ("a", "verify", 4),
+        ("a", "restore", 4),
+        ("b", "verify", 4),
+    ]:
+        store.request(job, kind, {"step": step}, 2.0)
+    found = store.intents()
+    assert [(one.job, one.kind, one.data) for one in found] == [
+        ("a", "verify", {"step": 4}),
+        ("a", "verify", {"step": 8}),
+        ("a", "restore", {"step": 4}),
+        ("b", "verify", {"step": 4}),  # also of a job that has ended
+    ]
+    store.commit(epoch, Changes(intents_done=[found[0].id]))
+    store.request("a", "verify", {"step": 4}, 3.0)
+    assert [(one.job, one.data["step"], one.at) for one in store.intents(taken=[one.id for one in found])] == [
+        ("a", 4, 3.0)
+    ]
+
+
+def test_what_is_taken_up_holds_up_no_other_intent(store: Store, submit) -> None:
+    submit("a")
+    for step in range(5):
+        store.request("a", "verify", {"step": step}, 1.0)
+    first = store.intents(limit=3)
+    assert [one.data["step"] for one in store.intents(limit=3, taken={one.id for one in first})] == [3, 4]
+
+
+def test_the_newest_event_of_a_job(store: Store, submit) -> None:
+    submit("a")
+    submit("b")
+    store.commit(store.acquire("me", 60), Changes(events=[("a", 2.0, "X", "", {})]))
+    assert [store.last_event(uid) for uid in "abz"] == [3, 2, 0]
+
+
+def test_a_job_tells_where_it_comes_from(store: Store) -> None:
+    store.submit({}, "n", uid="a", at=1.0, status={}, origin=", to begin at step 4 of b")
+    assert store.events("a", 0)[0].reason == "job n was submitted, to begin at step 4 of b"
 
 
 def test_unknown_jobs(store: Store) -> None:
     with pytest.raises(NotFound, match="no job x"):
         store.job("x")
     with pytest.raises(NotFound, match="no job x"):
-        store.request("x", "cancel", 1.0)
+        store.cancel("x", 1.0)
+    with pytest.raises(NotFound, match="no job x"):
+        store.request("x", "verify", {}, 1.0)
 
 
 def test_a_new_controller_finds_its_jobs(store: Store, submit) -> None:

@@ -16,6 +16,7 @@ from service.contracts.errors import StoreUnavailable
 from service.store import models, schema
 from service.store.database import Database
 from service.store.jobs import Store
+from service.store.records import CheckpointRow
 
 
 def test_opening_twice_keeps_what_is_there(url: str) -> None:
@@ -59,6 +60,28 @@ def test_a_migration_can_be_taken_back(url: str) -> None:
     database.close()
 
 
+def test_a_store_of_the_first_tables_keeps_its_rows(url: str) -> None:
+    database = Database(url)
+    with database.write() as connection:
+        alembic.command.upgrade(schema.config(connection), "0001")
+    rows = {
+        "jobs": {"uid": "a", "seq": 1, "name": "n", "phase": "running", "reason": "", "spec": "{}", "status": "{}",
+                 "created_at": 1.0, "updated_at": 1.0, "cancel_requested": True},
+        "intents": {"job": "a", "kind": "cancel", "at": 1.0, "done": False},
+        "checkpoints": {"job": "a", "step": 4, "attempt": 1, "manifest": "m4", "published_at": 2.0},
+    }  # fmt: skip
+    with database.write() as connection:
+        for name, row in rows.items():
+            columns = [column for column in models.metadata.tables[name].c if column.name in row]
+            plain = sa.table(name, *(sa.column(column.name, column.type) for column in columns))
+            connection.execute(sa.insert(plain).values(**row))
+    database.close()
+    store = Store.open(url)
+    assert store.checkpoints("a") == [CheckpointRow("a", 4, 1, "m4", 2.0)]
+    assert [(intent.kind, intent.data) for intent in store.intents()] == [("cancel", {})]
+    store.close()
+
+
 def test_the_next_revision_can_be_written(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.sqlite3"
     Store.open(url).close()
@@ -69,7 +92,7 @@ def test_the_next_revision_can_be_written(tmp_path: Path) -> None:
     alembic.command.revision(config, "Nothing new", autogenerate=True, rev_id="9999")
     text = (folder / "versions" / "9999_nothing_new.py").read_text()
     assert text.startswith('"""Nothing new."""')
-    assert "down_revision = '0001'" in text
+    assert "down_revision = '0002'" in text
     compile(text, "9999", "exec")
 
 

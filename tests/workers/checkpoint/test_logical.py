@@ -202,7 +202,8 @@ def test_scalars_empty_tensors_and_parameters(storage):
 
 @pytest.mark.parametrize("limit", [1, 100, 1 << 20])
 def test_a_big_piece_is_read_in_bounded_parts(storage, monkeypatch, limit):
-    monkeypatch.setattr(logical, "READ_BYTES", limit)
+    monkeypatch.setattr(logical, "TASK_BYTES", limit)
+    monkeypatch.setattr(logical, "ROWS_BYTES", limit)
     state = some_state("any")
     made = written(storage, state)
     blank = {name: torch.zeros_like(full) for name, full in state.items()}
@@ -255,7 +256,7 @@ def test_damage_is_found_on_load_and_named(storage):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(BadCheckpoint, match=r"rank-00000.bin: bytes .* \(block 2\) fail their checksum") as caught:
+    with pytest.raises(BadCheckpoint, match=r"rank-00000.bin: bytes .* \(block 9\) fail their checksum") as caught:
         logical.load({"w": torch.zeros(4, 3), "v": torch.zeros(600_000)}, made, storage)
     assert caught.value.manifest == made.path
 

@@ -1,4 +1,4 @@
-"""Manifests: whole or refused, published once, verified, kept as many as asked."""
+"""Manifests: whole or refused, published once, verified."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from workers.checkpoint import manifest, shards
 from workers.checkpoint.manifest import BadCheckpoint, Incomplete
 from workers.checkpoint.shards import Corrupt
-from workers.checkpoint.storage import LocalStorage
 
 
 def assemble(storage, records, step=1, attempt=1, token="a"):
@@ -247,126 +246,3 @@ def test_newest_first(storage, checkpoint):
     storage.create("manifests/notes.txt", b"not a manifest")
     assert manifest.published(storage) == [manifest.path(*key) for key in [(100, 1), (10, 2), (10, 1), (9, 3)]]
     assert manifest.published(storage.child("elsewhere")) == []
-
-
-RETENTION = {
-    # published, unpublished, keep, protected, rejected -> what stays, (step, attempt)
-    "the newest two": ([(1, 1), (2, 1), (3, 1)], [], 2, [], [], [(2, 1), (3, 1)]),
-    "fewer than asked": ([(1, 1)], [], 2, [], [], [(1, 1)]),
-    "unpublished ones don't count":
-        ([(1, 1), (2, 1)], [(3, 1), (4, 1)], 2, [], [], [(1, 1), (2, 1), (3, 1), (4, 1)]),
-    "nothing is published": ([], [(1, 1), (2, 1)], 1, [], [], [(1, 1), (2, 1)]),
-    "failed saves of the past go": ([(2, 1), (3, 1)], [(1, 1)], 2, [], [], [(2, 1), (3, 1)]),
-    "failed saves in between stay": ([(1, 1), (3, 1)], [(2, 1)], 2, [], [], [(1, 1), (2, 1), (3, 1)]),
-    "the one in flight stays": ([(1, 1), (2, 1)], [(3, 1)], 1, [], [], [(2, 1), (3, 1)]),
-    "in flight at an older step": ([(5, 1)], [(4, 2)], 1, [], [], [(5, 1), (4, 2)]),
-    "left by an older attempt": ([(5, 2)], [(4, 1)], 1, [], [], [(5, 2)]),
-    "protected stays": ([(1, 1), (2, 1), (3, 1)], [], 1, [(1, 1)], [], [(1, 1), (3, 1)]),
-    "rejected ones don't count": ([(1, 1), (2, 1), (3, 1)], [], 2, [], [(3, 1)], [(1, 1), (2, 1), (3, 1)]),
-    "old rejected ones go": ([(1, 1), (2, 1), (3, 1)], [], 2, [], [(1, 1)], [(2, 1), (3, 1)]),
-    "all are rejected": ([(1, 1), (2, 1)], [], 1, [], [(1, 1), (2, 1)], [(1, 1), (2, 1)]),
-    "two attempts at one step": ([(2, 1), (2, 11)], [], 1, [], [], [(2, 11)]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", RETENTION)
-def test_retention(storage, checkpoint, case):
-    published, unpublished, keep, protect, rejected, stays = RETENTION[case]
-    made = {key: checkpoint(storage, *key, rows=1) for key in [*published, *unpublished]}
-    for key in published:
-        manifest.publish(storage, made[key])
-    everything = set(made)
-    removed = manifest.retain(
-        storage, keep, [manifest.path(*key) for key in protect], [manifest.path(*key) for key in rejected]
-    )
-    left = {key for key in everything if storage.names(manifest.folder(*key, f"t{key[1]}"))}
-    assert left == set(stays)
-    assert set(manifest.published(storage)) == {manifest.path(*key) for key in set(stays) & set(published)}
-    gone = everything - left
-    assert set(removed) == {manifest.folder(*key, f"t{key[1]}") for key in gone} | {
-        manifest.path(*key) for key in gone & set(published)
-    }
-    assert manifest.retain(storage, keep, [manifest.path(*key) for key in protect]) == [] or rejected
-
-
-def test_keeping_none_is_refused(storage):
-    with pytest.raises(ValueError, match="at least 1"):
-        manifest.retain(storage, 0)
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class Mortal(LocalStorage):
-    """Dies at the given write or removal: before it, or half-way through a stream."""
-
-    def arm(self, at: int) -> Mortal:
-        self.left = at
-        return self
-
-    def _live(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
-
-    def create(self, path, data):
-        self._live()
-        super().create(path, data)
-
-    def delete(self, prefix):
-        self._live()
-        super().delete(prefix)
-
-    def write_stream(self, path):
-        stream = super().write_stream(path)
-        mortal = self
-
-        class Stream:
-            def __enter__(self):
-                self.out = stream.__enter__()
-                return self
-
-            def write(self, data):
-                mortal._live()
-                return self.out.write(data)
-
-            def flush(self):
-                self.out.flush()
-
-            def __exit__(self, *error):
-                return stream.__exit__(*error)
-
-        return Stream()
-
-
-def test_a_kill_at_any_write_leaves_the_newest_published_checkpoint_good(tmp_path, checkpoint):
-    """Three steps are saved, published and retained; a kill at any write leaves what was published good."""
-    newest_seen = set()
-    for at in itertools.count(1):
-        storage = Mortal.open(str(tmp_path / str(at)))
-        mortal = Mortal(storage.fs, storage.root, storage.uri).arm(at)
-        done = []
-        try:
-            for step in (1, 2, 3):
-                manifest.publish(mortal, checkpoint(mortal, step, rows=1030))
-                done.append(step)
-                manifest.retain(mortal, 1)
-            killed = False
-        except Killed:
-            killed = True
-        paths = manifest.published(storage)
-        assert not done or paths, f"killed at write {at}: nothing is left of step {done[-1]}"
-        for path in paths:
-            manifest.verify(storage, path)
-        if paths:
-            newest = manifest.load(storage, paths[0])
-            assert newest.step in (done[-1:] or [0])
-            newest_seen.add(newest.step)
-        manifest.publish(storage, checkpoint(storage, 4, 2, rows=1))
-        manifest.retain(storage, 1)
-        assert {name.split("/")[1] for name in storage.names("checkpoints")} == {"0000000004"}
-        if not killed:
-            break
-    assert newest_seen == {1, 2, 3}
-    assert at > 20

@@ -60,7 +60,7 @@ def test_the_index_is_version_1(storage):
         "nbytes": 48,
         "byte_order": "little",
         "checksum": "xxh3-128",
-        "block_bytes": 1048576,
+        "block_bytes": 262144,
         "blocks": ["505cd4e066810498e255222d4cbbadba"],
         "pieces": [
             {"tensor": "w", "shape": [4, 6], "dtype": "float32", "axes": [1, 0],

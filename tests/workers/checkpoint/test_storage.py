@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import s3
+from workers.checkpoint.retry import may_pass
 from workers.checkpoint.storage import UNFINISHED, LocalStorage, Storage
 
 
@@ -45,7 +48,7 @@ def test_what_is_there_is_never_overwritten(storage, first, second):
     assert storage.names() == ["a/b"]
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5000])
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5000, bytes(range(256)) * 140_000], ids=len)
 def test_a_stream_holds_what_was_written(storage, data):
     write(storage, "stream", data)
     assert storage.read("stream") == data
@@ -110,6 +113,26 @@ def test_names_are_relative_to_the_root(storage):
     assert storage.names("missing") == []
 
 
+def test_listings_tell_sizes_and_times(storage):
+    began = time.time()
+    for path, nbytes in {"a/1": 0, "a/b/2": 7, "ab/3": 1}.items():
+        storage.create(path, bytes(nbytes))
+    assert storage.sizes() == {"a/1": 0, "a/b/2": 7, "ab/3": 1}
+    assert storage.sizes("a") == {"a/1": 0, "a/b/2": 7}
+    assert storage.sizes("a/b/2") == {"a/b/2": 7}
+    assert storage.sizes("missing") == {}
+    assert storage.child("a").sizes("b") == {"b/2": 7}
+    assert all(began - 5 <= found.modified <= time.time() + 5 for found in storage.objects().values())
+
+
+def test_what_is_whole_is_never_swept(storage):
+    storage.create("a/1", b"x")
+    assert storage.abandoned("", -3600.0) == []
+    assert storage.sweep("", -3600.0) == []
+    assert storage.sweep("missing", -3600.0) == []
+    assert storage.names() == ["a/1"]
+
+
 def test_delete_takes_a_folder_or_a_file_and_may_be_repeated(storage):
     for path in ("a/1", "a/b/2", "ab/3"):
         storage.create(path, b"x")
@@ -148,6 +171,37 @@ def test_what_a_killed_process_left_is_no_object(tmp_path):
     assert storage.names() == []
     storage.create("manifest.json", b"whole")
     assert storage.names() == ["manifest.json"]
+
+
+def test_what_killed_processes_left_is_swept_when_it_is_old(tmp_path):
+    storage = Storage.open(str(tmp_path / "job"))
+    ages = {"a/.1.0": 90, "a/b/.2.0": 200, "a/.1.1": 30, "ab/.3.0": 90, ".4.0": 90}
+    for path, age in ages.items():
+        file = tmp_path / "job" / f"{path}{UNFINISHED}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"half")
+        os.utime(file, (time.time() - age, time.time() - age))
+    storage.create("a/1", b"whole")
+    os.utime(tmp_path / "job/a/1", (0, 0))
+    assert storage.abandoned("a", 60.0) == [f"a/.1.0{UNFINISHED}", f"a/b/.2.0{UNFINISHED}"]
+    assert storage.sweep("a", 60.0) == [f"a/.1.0{UNFINISHED}", f"a/b/.2.0{UNFINISHED}"]
+    assert storage.sweep("a", 60.0) == []
+    assert storage.abandoned("", 0.0) == [f".4.0{UNFINISHED}", f"a/.1.1{UNFINISHED}", f"ab/.3.0{UNFINISHED}"]
+    assert storage.names() == ["a/1"]
+
+
+def test_a_writer_that_was_swept_gets_an_error(tmp_path):
+    storage = Storage.open(str(tmp_path))
+
+    def write_too_slowly():
+        with storage.write_stream("a") as out:
+            out.write(b"half")
+            assert len(storage.sweep("", -3600.0)) == 1
+
+    with pytest.raises(OSError, match="somebody swept it") as caught:
+        write_too_slowly()
+    assert may_pass(caught.value)
+    assert storage.names() == []
 
 
 def test_a_file_where_a_folder_should_be_is_trouble_and_not_an_object_that_exists(tmp_path):

@@ -1,0 +1,118 @@
+"""Checkpoints: list, look into, verify, go back to, fork from, export. What takes long is asked of the controller."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from api import checkpoints, checks, jobview, patch, submission
+from api.door import Given, Uid
+from api.views import Asked, Checkpoints, CheckpointView, ManifestView, Problem
+from service.contracts import errors, job
+from service.contracts.job import Phase
+from service.contracts.status import JobView
+
+router = APIRouter(prefix="/v1/jobs", tags=["checkpoints"])
+
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    404: {"model": Problem, "description": "there is no such job or checkpoint; the hint names the good ones"},
+    409: {"model": Problem, "description": "the checkpoint is damaged or rejected, or the job can't go there"},
+    422: {"model": Problem, "description": "what is wrong, and what would work"},
+}
+
+Step = Annotated[str, Path(pattern=r"^(newest|[0-9]{1,15})$", description="or `newest`: the newest good one")]
+Attempt = Annotated[int | None, Query(ge=0, lt=2**31, description="that published it; default the newest")]
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Fork(Request):
+    step: int | None = Field(default=None, ge=0, lt=2**53, description="default: of the newest good checkpoint")
+    attempt: int | None = Field(default=None, ge=0, lt=2**31)
+    overrides: dict[str, Any] = Field(default={}, description="what is other than in the job: a JSON merge patch")
+
+
+class Export(Request):
+    to: str = Field(description="a new folder under a storage root of the service: a path or fsspec URI")
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = Field(default=None, description="as stored")
+
+
+@router.get("/{uid}/checkpoints")
+def listing(given: Given, uid: Uid) -> Checkpoints:
+    """Newest first."""
+    return Checkpoints(checkpoints=tuple(checkpoints.listed(given, given.store.job(uid))))
+
+
+@router.get("/{uid}/checkpoints/{step}", responses=ANSWERS)
+def one(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> ManifestView:
+    """What its manifest in storage says."""
+    row = given.store.job(uid)
+    view = checkpoints.known(given, row, _number(step), attempt)
+    return checkpoints.shown(checkpoints.manifest_of(given, row, view), view)
+
+
+@router.post("/{uid}/checkpoints/{step}:verify", status_code=202, responses=ANSWERS)
+def verify(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> Asked:
+    """Have every byte of it read and checked. One that is damaged is never used again."""
+    after, row = given.store.last_event(uid), given.store.job(uid)
+    view = checkpoints.usable(given, row, _number(step), attempt)
+    given.store.request(uid, "verify", _named(view), time.time())
+    return Asked(kind="verify", checkpoint=view, after=after)
+
+
+@router.post("/{uid}/checkpoints/{step}:restore", status_code=202, responses=ANSWERS)
+def restore(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> JobView:
+    """Have the job go back to it. Newer ones are never used again; a job that is over is forked instead."""
+    row = given.store.job(uid)
+    if (phase := Phase(row.phase)).terminal or phase in (Phase.FINISHING, Phase.CANCELLING):
+        raise errors.Conflict(
+            f"job {uid} can't go back any more: its phase is {phase}",
+            hint=f"phalanx checkpoint fork {uid} begins a new job at one of its checkpoints",
+        )
+    view = checkpoints.usable(given, row, _number(step), attempt)
+    given.store.request(uid, "restore", _named(view), time.time())
+    return jobview.of(given.store.job(uid), given.storage_root, time.time())
+
+
+@router.post("/{uid}/checkpoints/{step}:export", status_code=202, responses=ANSWERS)
+def export(given: Given, uid: Uid, step: Step, body: Export, attempt: Attempt = None) -> Asked:
+    """Have its model written as a Hugging Face folder."""
+    after, row = given.store.last_event(uid), given.store.job(uid)
+    checks.written(body.to, given.roots, "to")
+    view = checkpoints.usable(given, row, _number(step), attempt)
+    given.store.request(uid, "export", {**_named(view), "to": body.to, "dtype": body.dtype}, time.time())
+    return Asked(kind="export", checkpoint=view, after=after, to=body.to)
+
+
+@router.post("/{uid}:fork", status_code=201, responses={200: {"model": JobView}, **ANSWERS})
+def fork(
+    given: Given,
+    uid: Uid,
+    response: Response,
+    body: Fork | None = None,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> JobView:
+    """A new job that begins at a checkpoint of this one, also of one that is over."""
+    asked, now = body or Fork(), time.time()
+    if "init_from" in asked.overrides:
+        raise errors.UserError("overrides can't name init_from: it is what a fork sets", field="overrides.init_from")
+    start = {"job": uid, "step": asked.step, "attempt": asked.attempt}
+    spec = job.parse_job({**patch.merged(given.store.job(uid).spec, asked.overrides), "init_from": start})
+    row, created = submission.submit(given, spec, idempotency_key, now)
+    response.status_code = 201 if created else 200
+    response.headers["Location"] = f"/v1/jobs/{row.uid}"
+    return jobview.of(row, given.storage_root, now)
+
+
+def _number(step: str) -> int | None:
+    return None if step == "newest" else int(step)
+
+
+def _named(view: CheckpointView) -> dict[str, Any]:
+    """What an intent says of a checkpoint."""
+    return {"step": view.step, "attempt": view.attempt, "manifest": view.manifest}

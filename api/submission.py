@@ -1,0 +1,73 @@
+"""How a job comes into the queue, new or forked: checked, once a key, its beginning looked up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+
+from api import checkpoints, checks, jobview
+from api.door import Door
+from service.contracts import errors
+from service.contracts.job import InitFrom, JobSpec
+from service.contracts.status import JobStatus, Progress
+from service.store.records import JobRow
+from workers import cursor
+from workers.spec import ParallelLayout
+
+
+def submit(given: Door, spec: JobSpec, key: str | None, now: float) -> tuple[JobRow, bool]:
+    """The job and whether it is new. Conflict without a field: the key was another request's."""
+    digest = hashlib.sha256(json.dumps(spec.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+    # Before the checks: what was accepted once is answered again, also when it would no longer fit.
+    if key is not None and (known := given.store.submitted(key, digest, now)):
+        return known, False
+    checks.submission(spec, given.store.nodes(), given.roots, given.models)
+    origin = ""
+    if spec.init_from is not None:
+        found = beginning(given, spec, spec.init_from)
+        spec, origin = spec.model_copy(update={"init_from": found}), f", to begin at step {found.step} of {found.job}"
+    return given.store.submit(
+        spec.model_dump(mode="json"),
+        spec.name,
+        uid=f"{spec.name}-{secrets.token_hex(4)}",
+        at=now,
+        status=JobStatus(progress=Progress(steps=spec.train.steps)).model_dump(mode="json"),
+        key=key,
+        digest=digest,
+        origin=origin,
+    )
+
+
+def beginning(given: Door, spec: JobSpec, start: InitFrom) -> InitFrom:
+    """`start` with root and manifest: of a good checkpoint at which this job can begin.
+
+    NotFound and Conflict name the field below `init_from`; UserError where job and checkpoint don't go together.
+    """
+    try:
+        parent = given.store.job(start.job)
+    except errors.NotFound as error:
+        raise errors.NotFound(f"there is no job {start.job}", hint="phalanx list shows them", field="job") from error
+    view = checkpoints.usable(given, parent, start.step, start.attempt)
+    root = jobview.root(parent, given.storage_root)
+    found = InitFrom(job=start.job, step=view.step, attempt=view.attempt, root=root, manifest=view.manifest)
+    for field in ("root", "manifest"):  # where others may reach in storage is not for a client to say
+        if getattr(start, field) not in (None, getattr(found, field)):
+            named, known = getattr(start, field), getattr(found, field)
+            hint = "name the job, and its step or none; the rest is found"
+            raise errors.Conflict(f"{field} of job {start.job} is {known}, not {named}", hint=hint, field=field)
+    document = checkpoints.manifest_of(given, parent, view)
+    try:
+        run = spec.run(ParallelLayout())
+        cursor.check_model(document, run)
+        cursor.check_order(document, run)
+    except ValueError as error:
+        hint = "leave model, data and train.seed as they are in the other job"
+        raise errors.UserError(f"init_from: {error}", hint=hint, field="init_from") from None
+    if spec.train.steps <= view.step:
+        raise errors.UserError(
+            f"train.steps {spec.train.steps} leaves nothing to train after step {view.step}, where the job begins",
+            hint=f"set train.steps above {view.step}, or begin at an older step",
+            field="train.steps",
+        )
+    return found

@@ -1,0 +1,188 @@
+"""The memory tier on a node: one actor a node and job keeps the snapshots of the node's ranks and those of its peers,
+copies each to its peer, and serves both by range. It outlives attempts, and ends with the job.
+
+All it knows is in files, in the node's memory: beside each shard a record of what its rank said of it. Knows no layout,
+and nothing of when a snapshot is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from service.contracts.errors import Fenced
+from workers.checkpoint import manifest
+from workers.checkpoint.storage import Storage
+from workers.reports import ShardSaved
+
+CHUNK = 16 << 20  # bytes sent to a peer at once
+PUSH_S = 60.0  # that a peer may take for one chunk
+GENERATIONS = 2
+RECORD = ".record"
+SNAPSHOTS = "{job}/{node}/snapshots"  # name of the actor
+BESIDE = "peer"  # folder for what arrives
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """One rank's shard of a snapshot, on one node."""
+
+    node: str
+    world: int
+    record: ShardSaved
+
+    @property
+    def folder(self) -> str:
+        return self.record.index.rpartition("/")[0]
+
+
+class Snapshots:
+    def __init__(self, epoch: int, job: str, node: str, root: str, limit: int) -> None:
+        self.epoch, self.job, self.node = epoch, job, node
+        self.folder = Path(root) / node / job
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.storage = Storage.open(str(self.folder))
+        self.limit = limit or shutil.disk_usage(self.folder).free // 2
+        self.admitted: dict[tuple[str, int], int] = {}  # (owner, rank) -> bytes of one generation
+        self.peer: Any = None
+        self.pruning = threading.Lock()
+
+    # Orders
+
+    def begin(self, epoch: int, peer: Any, keep: Sequence[str]) -> None:
+        """A new attempt: its peer, and the generations (folders) that are whole; all others go."""
+        self._obey(epoch)
+        self.peer = peer
+        self.admitted = {}
+        for folder in self._generations():
+            if folder not in keep:
+                self.storage.delete(folder)
+        self.storage.delete(manifest.MANIFESTS)
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Put a manifest where the node's ranks read it."""
+        self.storage.create(path, data)
+
+    def end(self, epoch: int) -> None:
+        """Forget everything."""
+        self._obey(epoch)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # What ranks ask
+
+    def admit(self, rank: int, nbytes: int) -> str:
+        """Why two generations of the rank's part can't be kept here and at the peer; empty where they can."""
+        if refusal := str(self.reserve(self.node, rank, nbytes)):
+            return refusal
+        with contextlib.suppress(ray.exceptions.RayError):  # a peer that is gone refuses nothing
+            return str(ray.get(self.peer.reserve.remote(self.node, rank, nbytes))) if self.peer is not None else ""
+        return ""
+
+    @ray.method(concurrency_group="take")  # type: ignore[untyped-decorator]
+    def reserve(self, owner: str, rank: int, nbytes: int) -> str:
+        others = sum(size for key, size in self.admitted.items() if key != (owner, rank))
+        if (need := GENERATIONS * (others + nbytes)) > self.limit:
+            return f"snapshots need {_size(need)} of memory on {self.node}, which gives them {_size(self.limit)}"
+        self.admitted[owner, rank] = nbytes
+        return ""
+
+    @ray.method(concurrency_group="hold")  # type: ignore[untyped-decorator]
+    def hold(self, world: int, record: ShardSaved) -> None:
+        """Copy a shard that its rank has written here to the peer, and keep both. OSError: the peer has none."""
+        try:
+            if self.peer is not None:
+                self._push(world, record)
+        except ray.exceptions.RayError as error:
+            raise OSError(f"the peer of {self.node} did not take it: {type(error).__name__}") from error
+        finally:
+            self._keep(world, record)
+
+    # What peers ask
+
+    @ray.method(concurrency_group="take")  # type: ignore[untyped-decorator]
+    def take(self, path: str, start: int, chunk: bytes) -> None:
+        """Bytes of a file from `start` on, in order."""
+        arriving = self.folder / BESIDE / path
+        arriving.parent.mkdir(parents=True, exist_ok=True)
+        with arriving.open("wb" if start == 0 else "r+b") as out:
+            out.seek(start)
+            out.write(chunk)
+
+    @ray.method(concurrency_group="take")  # type: ignore[untyped-decorator]
+    def taken(self, world: int, record: ShardSaved) -> None:
+        """All of a shard has come: it is one of ours from here on."""
+        for path in (_data(record), record.index):
+            final = self.folder / path
+            final.parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / BESIDE / path).replace(final)
+        self._keep(world, record)
+
+    # What readers ask
+
+    @ray.method(concurrency_group="read")  # type: ignore[untyped-decorator]
+    def read(self, path: str, start: int | None, end: int | None) -> bytes:
+        return self.storage.read(path, start, end)
+
+    @ray.method(concurrency_group="read")  # type: ignore[untyped-decorator]
+    def size(self, path: str) -> int:
+        return self.storage.size(path)
+
+    @ray.method(concurrency_group="read")  # type: ignore[untyped-decorator]
+    def kept(self) -> list[Kept]:
+        """Every shard here that is whole."""
+        found = []
+        for path in self.storage.names(manifest.FOLDERS):
+            if path.endswith(RECORD):
+                with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # cut short, or just removed
+                    value = json.loads(self.storage.read(path))
+                    found.append(Kept(self.node, value.pop("world"), ShardSaved(**value)))
+        return found
+
+    def _push(self, world: int, record: ShardSaved) -> None:
+        for path in (_data(record), record.index):
+            nbytes = self.storage.size(path)
+            for start in range(0, max(1, nbytes), CHUNK):
+                chunk = self.storage.read(path, start, start + CHUNK)
+                ray.get(self.peer.take.remote(path, start, chunk), timeout=PUSH_S)
+        ray.get(self.peer.taken.remote(world, record), timeout=PUSH_S)
+
+    def _keep(self, world: int, record: ShardSaved) -> None:
+        """Its record makes a shard whole; the generation before the last goes."""
+        told = json.dumps({"world": world, **dataclasses.asdict(record)}).encode()
+        path = record.index.removesuffix(".json") + RECORD
+        self.storage.delete(path)
+        self.storage.create(path, told)
+        with self.pruning:
+            for folder in self._generations()[GENERATIONS:]:
+                self.storage.delete(folder)
+
+    def _generations(self) -> list[str]:
+        """Folders, the newest first."""
+        folders = {path.rpartition("/")[0] for path in self.storage.names(manifest.FOLDERS)}
+        return sorted(folders, key=manifest.generation, reverse=True)
+
+    def _obey(self, epoch: int) -> None:
+        if epoch < self.epoch:
+            raise Fenced(f"epoch {epoch} is older than {self.epoch}: another controller leads job {self.job}")
+        self.epoch = epoch
+
+
+SnapshotsActor = ray.remote(
+    num_cpus=0, max_restarts=0, max_concurrency=8, concurrency_groups={"hold": 16, "take": 16, "read": 16}
+)(Snapshots)
+
+
+def _data(record: ShardSaved) -> str:
+    return record.index.removesuffix(".json") + ".bin"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**27 else f"{nbytes / 2**20:.1f} MiB"

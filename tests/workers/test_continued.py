@@ -1,0 +1,120 @@
+"""Where a run continues: at the newest of what memory and storage hold, in any layout, all ranks at the same."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.pool import Pool, RankError
+from tests.workers import memory, runs
+from tests.workers.test_trainer import EIGHT, TIGHT, heard, job_storage, losses, train
+from workers.checkpoint.storage import Storage
+from workers.reports import Report, Resumed, SaveFailed, ShardSaved, SnapshotRefused, SnapshotTaken
+from workers.spec import RunSpec
+
+pytestmark = pytest.mark.torch
+
+
+Said = list[list[Report]]
+
+
+def run_of(layout: dict[str, int], steps: int = 6, every: int = 1, durable: int = 4) -> RunSpec:
+    train = {"steps": steps, "horizon": 8, "warmup_steps": 2}
+    return runs.spec(layout=layout, train=train, checkpoint={"every_steps": durable, "snapshot_every": every})
+
+
+def remembered(
+    pool: Pool, root: Path, run: RunSpec, attempt: int, *snapshots: str, resume: tuple[str, ...] = ()
+) -> Said:
+    folder = str(root / "memory")
+    return pool.run(run.parallel.world, runs.train, str(root), run, attempt, resume, folder, snapshots)
+
+
+@pytest.fixture(scope="module")
+def whole(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+    root = tmp_path_factory.mktemp("whole")
+    return root, remembered(pool, root, run_of(EIGHT), 1)
+
+
+@pytest.fixture
+def copy(whole: tuple[Path, Said], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole[0], tmp_path / "copy"))
+
+
+def resumed(said: Said) -> Resumed:
+    (only,) = heard(said, Resumed)
+    return only
+
+
+def test_every_step_is_in_memory_and_every_fourth_in_storage(whole: tuple[Path, Said]) -> None:
+    for rank in whole[1]:
+        assert [said.step for said in rank if isinstance(said, SnapshotTaken)] == [1, 2, 3, 4, 5, 6]
+        assert [said.step for said in rank if isinstance(said, ShardSaved)] == [4, 6]
+    assert heard(whole[1], SaveFailed) == []
+
+
+@pytest.mark.parametrize("layout", [EIGHT, {}, {"dp": 3}, {"tp": 2, "dp": 2, "zero": 3}, {"pp": 4}])
+def test_a_run_goes_on_from_memory_in_any_layout(pool: Pool, whole: tuple[Path, Said], copy: Path, layout) -> None:
+    path = memory.assembled(Storage.open(str(copy / "memory")), 5)
+    said = remembered(pool, copy, run_of(layout), 2, path)
+    assert resumed(said) == Resumed(5, None)
+    np.testing.assert_allclose(losses(said)[6], losses(whole[1])[6], **TIGHT)
+
+
+def test_of_memory_and_storage_the_newest_is_taken(pool: Pool, copy: Path) -> None:
+    run = run_of(EIGHT)
+    kept = Storage.open(str(copy / "memory"))
+    _, published = train(pool, copy / "other", run_of(EIGHT, steps=4), 1)
+    shutil.copytree(copy / "other" / "run", copy / "run", dirs_exist_ok=True)
+    stored = published[4]
+    assert resumed(remembered(pool, copy, run, 2, memory.assembled(kept, 3), resume=(stored,))) == Resumed(4, stored)
+    assert resumed(remembered(pool, copy, run, 3, memory.assembled(kept, 4), resume=(stored,))) == Resumed(4, None)
+
+
+@pytest.mark.parametrize("harm", ["a flipped bit", "a shard that is gone", "a manifest that is gone"])
+def test_what_memory_has_lost_is_said_and_the_next_one_is_taken(pool: Pool, copy: Path, harm: str) -> None:
+    kept = Storage.open(str(copy / "memory"))
+    newest, older = memory.assembled(kept, 5), memory.assembled(kept, 4)
+    (shard,) = (copy / "memory" / "checkpoints" / f"{5:010d}").glob("*/rank-00003.bin")
+    match harm:
+        case "a flipped bit":
+            data = bytearray(shard.read_bytes())
+            data[len(data) // 2] ^= 1
+            shard.write_bytes(data)
+        case "a shard that is gone":
+            shard.unlink()
+        case _:
+            kept.delete(newest)
+    said = remembered(pool, copy, run_of(EIGHT), 2, newest, older)
+    assert resumed(said) == Resumed(4, None)
+    (refused,) = heard(said, SnapshotRefused)
+    assert refused.step == 5
+    assert {"a flipped bit": "checksum"}.get(harm, "missing") in refused.reason
+
+
+def test_nothing_in_memory_and_nothing_in_storage_is_the_seed(pool: Pool, copy: Path) -> None:
+    kept = Storage.open(str(copy / "memory"))
+    path = memory.assembled(kept, 5)
+    kept.delete("checkpoints")
+    said = remembered(pool, copy, run_of({"dp": 2}), 2, path)
+    assert resumed(said) == Resumed(0, None)
+
+
+def test_a_job_without_a_checkpoint_begins_where_another_one_is(pool: Pool, copy: Path, tmp_path: Path) -> None:
+    _, published = train(pool, copy / "parent", run_of(EIGHT, steps=4), 1)
+    origin = (job_storage(copy / "parent").uri, published[4])
+    arguments = (str(tmp_path / "child"), run_of({"dp": 2}), 1, (), "", (), origin)
+    child = pool.run(2, runs.train, *arguments)
+    assert resumed(child) == Resumed(4, published[4])
+    assert list(losses(child)) == [5, 6]
+
+
+def test_an_origin_that_is_no_good_is_an_error_and_not_the_seed(pool: Pool, copy: Path, tmp_path: Path) -> None:
+    _, published = train(pool, copy / "parent", run_of(EIGHT, steps=4), 1)
+    home = job_storage(copy / "parent")
+    home.delete("checkpoints")
+    with pytest.raises(RankError, match=r"at which the job begins, is no good: rank 0: .* missing"):
+        pool.run(1, runs.train, str(tmp_path), run_of({}), 1, (), "", (), (home.uri, published[4]))
