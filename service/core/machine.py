@@ -31,11 +31,12 @@ from typing import Any
 from service.contracts import events
 from service.contracts.errors import PhalanxError, PlacementRefused
 from service.contracts.job import Phase
-from service.core import checkpoints, liveness, placement, queue, rules
+from service.core import checkpoints, liveness, placement, queue, rules, saving
 from service.core.commands import Command, Decision, Record
 from service.core.liveness import Limits
+from service.core.outcome import Outcome
 from service.core.plan import search
-from service.core.rules import Outcome, SlotsFound
+from service.core.rules import SlotsFound
 from service.core.state import Job, State
 
 QUEUED, PLACING, STARTING, RUNNING = Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING
@@ -89,16 +90,16 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     (QUEUED, events.CancelRequested): Rule(rules.cancelled, (CANCELLED,)),
     **{(phase, events.CancelRequested): Rule(rules.cancelled, (CANCELLING,)) for phase in GANG},
     (RECOVERING, events.CancelRequested): Rule(rules.cancelled, (CANCELLING, CANCELLED)),
-    **{(phase, events.RestoreRequested): Rule(rules.restored, (RECOVERING,)) for phase in GANG},
-    **{(phase, events.RestoreRequested): Rule(rules.restored) for phase in (QUEUED, RECOVERING)},
+    **{(phase, events.RestoreRequested): Rule(saving.restored, (RECOVERING,)) for phase in GANG},
+    **{(phase, events.RestoreRequested): Rule(saving.restored) for phase in (QUEUED, RECOVERING)},
     **{(RECOVERING, kind): Rule(rules.freed) for kind in FREED},
     **{(FINISHING, kind): Rule(rules.freed, (SUCCEEDED, FAILED)) for kind in FREED},
     **{(CANCELLING, kind): Rule(rules.freed, (CANCELLED,)) for kind in FREED},
-    **{(phase, events.CheckpointPublished): Rule(rules.published) for phase in LIVE},
-    **{(phase, events.CheckpointRejected): Rule(rules.rejected) for phase in Phase},
-    **{(phase, kind): Rule(rules.told) for phase in Phase for kind in FACTS},
-    **{(phase, kind): Rule(rules.unsaved) for phase in LIVE for kind in rules.UNSAVED},
-    **{(phase, events.SnapshotHeld): Rule(rules.snapshot_held) for phase in LIVE},
+    **{(phase, events.CheckpointPublished): Rule(saving.published) for phase in LIVE},
+    **{(phase, events.CheckpointRejected): Rule(saving.rejected) for phase in Phase},
+    **{(phase, kind): Rule(saving.told) for phase in Phase for kind in FACTS},
+    **{(phase, kind): Rule(saving.unsaved) for phase in LIVE for kind in saving.UNSAVED},
+    **{(phase, events.SnapshotHeld): Rule(saving.snapshot_held) for phase in LIVE},
     (RUNNING, events.StepSkipped): Rule(rules.skipped, (STARTING,)),
     **{(phase, events.StepSkipped): Rule(rules.skipped) for phase in (PLACING, STARTING, *STOPPING)},
     **{(phase, events.Evaluated): Rule(rules.evaluated) for phase in (*GANG, *STOPPING)},

@@ -11,11 +11,12 @@ from typing import Any
 
 from service.contracts import events
 from service.contracts.job import Phase
-from service.core import checkpoints, incidents, liveness, progress, recovery
-from service.core.commands import Command, Record, StartGang, StopGang
+from service.core import incidents, liveness, progress, recovery
+from service.core.commands import Record, StartGang
 from service.core.goodput import goodput
 from service.core.liveness import Limits
-from service.core.state import Incident, Job, Placement, Restored
+from service.core.outcome import Outcome, move, record, stop
+from service.core.state import Incident, Job, Placement
 from workers.spec import ParallelLayout
 
 REFUSED_BACKOFF_MAX_S = 60.0
@@ -25,16 +26,6 @@ SKIPPED: Mapping[str, str] = {
     "skip": "leaves out the samples of step {step} and goes on with the next ones",
     "rollback": "goes back from step {step} to its newest checkpoint and leaves out the samples since",
     "rescale": "does step {step} again with a smaller loss scale",
-}
-
-
-Unsaved = events.SaveFailed | events.SaveDelayed | events.SnapshotFailed | events.SnapshotRefused
-
-UNSAVED: Mapping[type, str] = {
-    events.SaveFailed: "checkpoint of step {step} could not be written, training goes on",
-    events.SaveDelayed: "checkpoint of step {step} could not be written yet, and is tried again; training goes on",
-    events.SnapshotFailed: "no snapshot of step {step} in memory, training goes on",
-    events.SnapshotRefused: "the snapshot of step {step} is passed over",
 }
 
 
@@ -49,24 +40,17 @@ class SlotsFound:
     at: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    job: Job
-    commands: tuple[Command, ...] = ()
-    records: tuple[Record, ...] = ()
-
-
 def submitted(_: None, event: events.JobSubmitted, limits: Limits) -> Outcome:
     job = Job(uid=event.uid, seq=event.seq, spec=event.spec, submitted_at=event.at, phase_since=event.at)
     reason = f"submitted, wants {event.spec.resources.slots} {event.spec.resources.device} slots"
-    return _move(job, Phase.QUEUED, "JobQueued", reason, event.at)
+    return move(job, Phase.QUEUED, "JobQueued", reason, event.at)
 
 
 def placed(job: Job, event: SlotsFound, limits: Limits) -> Outcome:
     attempt = job.attempt + 1
     reason = f"attempt {attempt} is placed on {_where(event.placement)}; {event.why}"
     start = StartGang(job.uid, attempt, event.layout, event.placement, job.rejected, reason, job.restored)
-    return _move(
+    return move(
         job,
         Phase.PLACING,
         "GangPlaced",
@@ -85,14 +69,14 @@ def placed(job: Job, event: SlotsFound, limits: Limits) -> Outcome:
 def started(job: Job, event: events.GangStarted, limits: Limits) -> Outcome:
     took = event.at - job.phase_since
     reason = f"attempt {job.attempt} has its {len(_slots(job))} ranks {took:.1f} s after it was placed"
-    return _move(job, Phase.STARTING, "JobStarted", reason, event.at, progress_at=event.at, refusals=0)
+    return move(job, Phase.STARTING, "JobStarted", reason, event.at, progress_at=event.at, refusals=0)
 
 
 def refused(job: Job, event: events.GangRefused, limits: Limits) -> Outcome:
     wait = min(REFUSED_BACKOFF_MAX_S, 2.0 ** min(job.refusals, 10))
     phase = Phase.RECOVERING if job.started_at is not None or job.incidents else Phase.QUEUED
     reason = f"attempt {job.attempt} was refused: {event.reason}; tries again after {wait:g} s"
-    return _move(
+    return move(
         job,
         phase,
         "GangRefused",
@@ -109,8 +93,8 @@ def resumed(job: Job, event: events.GangResumed, limits: Limits) -> Outcome:
     source = event.manifest or ("memory" if event.step else "the seed")
     reason = f"attempt {job.attempt} continues after step {event.step} from {source}"
     data = {"step": event.step, "manifest": event.manifest}
-    record = _record(job, "GangResumed", reason, event.at, data)
-    return Outcome(progress.resumed(job, event.step, event.at), (), (record,))
+    line = record(job, "GangResumed", reason, event.at, data)
+    return Outcome(progress.resumed(job, event.step, event.at), (), (line,))
 
 
 def stepped(job: Job, event: events.StepsCompleted, limits: Limits) -> Outcome:
@@ -121,7 +105,7 @@ def stepped(job: Job, event: events.StepsCompleted, limits: Limits) -> Outcome:
         return Outcome(after, (), over)
     first = event.steps[0]
     reason = f"attempt {job.attempt} completed step {first.step} of {job.spec.train.steps}"
-    running = _move(after, Phase.RUNNING, "JobRunning", reason, event.at, data={"step": first.step})
+    running = move(after, Phase.RUNNING, "JobRunning", reason, event.at, data={"step": first.step})
     return Outcome(running.job, (), running.records + over)
 
 
@@ -147,13 +131,13 @@ def finished(job: Job, event: events.GangFinished, limits: Limits) -> Outcome:
     if job.resumed_step is None:  # it went from loading to its end: nothing was left to do
         after = progress.resumed(job, job.spec.train.steps, event.at)
     after = dataclasses.replace(after, incidents=incidents.closed(after.incidents, job.attempt, event.at))
-    moved = _move(
+    moved = move(
         after,
         Phase.FINISHING,
         "JobFinishing",
         reason,
         event.at,
-        _stop(job, reason),
+        stop(job, reason),
         stopping=True,
         ending=Phase.SUCCEEDED,
     )
@@ -168,97 +152,23 @@ def freed(job: Job, event: events.GangStopped | events.GangRefused, limits: Limi
     if job.ending is not None:
         return _ended(after, job.ending, event.at)
     reason = f"attempt {job.attempt} has stopped and its {len(_slots(job))} slots are free"
-    return Outcome(after, (), (_record(job, "GangStopped", reason, event.at),))
+    return Outcome(after, (), (record(job, "GangStopped", reason, event.at),))
 
 
 def cancelled(job: Job, event: events.CancelRequested, limits: Limits) -> Outcome:
     if job.placement is None:
         return _ended(job, Phase.CANCELLED, event.at)
     reason = f"cancel requested after step {job.step}; waits until its {len(_slots(job))} slots are free"
-    return _move(
+    return move(
         job,
         Phase.CANCELLING,
         "JobCancelling",
         reason,
         event.at,
-        _stop(job, reason),
+        stop(job, reason),
         stopping=True,
         ending=Phase.CANCELLED,
     )
-
-
-def restored(job: Job, event: events.RestoreRequested, limits: Limits) -> Outcome:
-    """Back to an older checkpoint, at nobody's cost. What was newer is undone; steps done again count once."""
-    bound = Restored(event.step, event.attempt, job.attempt)
-    if job.restored == bound or (_same(job.restored, bound) and job.step == event.step):
-        return Outcome(job)  # asked again
-    if event.manifest in job.rejected:
-        reason = f"does not go back to the checkpoint of step {event.step}: it was rejected since that was asked for"
-        return Outcome(job, (), (_record(job, "RestoreRefused", reason, event.at, {"manifest": event.manifest}),))
-    reason = f"goes back from step {job.step} to the checkpoint of step {event.step} by request"
-    held, newer = job.placement is not None, list(event.newer)
-    if job.checkpoint is not None and (job.checkpoint_step or 0) > event.step:
-        newer.append(job.checkpoint)
-    after = dataclasses.replace(
-        job,
-        step=event.step,
-        checkpoint_step=event.step,
-        checkpoint=event.manifest,
-        restored=bound,
-        incidents=incidents.settled(job.incidents, job.checkpoint_step or 0),  # they cost no more
-    )
-    moved = _move(
-        after,
-        Phase.QUEUED if job.phase is Phase.QUEUED else Phase.RECOVERING,
-        "RestoreRequested",
-        reason,
-        event.at,
-        _stop(job, reason) if held else (),
-        {"step": event.step, "manifest": event.manifest},
-        stopping=held,
-    )
-    after, told = moved.job, list(moved.records)
-    for manifest in dict.fromkeys(newer):
-        undone = _undone(after, manifest, event.at)
-        after, told = undone.job, [*told, *undone.records]
-    return Outcome(after, moved.commands, tuple(told))
-
-
-def published(job: Job, event: events.CheckpointPublished, limits: Limits) -> Outcome:
-    reason = f"checkpoint of step {event.step} is published"
-    data = {"step": event.step, "manifest": event.manifest, "nbytes": event.nbytes}
-    record = _record(job, "CheckpointPublished", reason, event.at, data)
-    if job.restored is not None and job.restored.bars(event.step, event.attempt):
-        undone = _undone(job, event.manifest, event.at)
-        return Outcome(undone.job, (), (record, *undone.records))
-    after = dataclasses.replace(job, checkpoint_step=event.step, checkpoint=event.manifest)
-    return Outcome(after, (), (record,))
-
-
-def rejected(job: Job, event: events.CheckpointRejected, limits: Limits) -> Outcome:
-    if event.manifest in job.rejected:
-        return Outcome(job)
-    after = dataclasses.replace(job, rejected=(*job.rejected, event.manifest))
-    if event.manifest == job.checkpoint:  # which older one is good, the next resume finds out
-        after = dataclasses.replace(after, checkpoint=None, checkpoint_step=None)
-    return Outcome(after, (), (_placed_in(job, checkpoints.record(event)),))
-
-
-def told(job: Job, event: events.CheckpointFact, limits: Limits) -> Outcome:
-    """Of a checkpoint; nothing follows for the job."""
-    return Outcome(job, (), (_placed_in(job, checkpoints.record(event)),))
-
-
-def unsaved(job: Job, event: Unsaved, limits: Limits) -> Outcome:
-    """No failure of the job: it goes on, and its next save may do."""
-    kind = type(event)
-    reason = f"{UNSAVED[kind].format(step=event.step)}: {event.reason}"
-    return Outcome(job, (), (_record(job, kind.__name__, reason, event.at, {"step": event.step}),))
-
-
-def snapshot_held(job: Job, event: events.SnapshotHeld, limits: Limits) -> Outcome:
-    """Shown, and no line in the log: it may come with every step."""
-    return Outcome(dataclasses.replace(job, snapshot_step=event.step, snapshot_bytes=event.nbytes))
 
 
 def skipped(job: Job, event: events.StepSkipped, limits: Limits) -> Outcome:
@@ -267,22 +177,22 @@ def skipped(job: Job, event: events.StepSkipped, limits: Limits) -> Outcome:
     data = {"step": event.step, "action": event.action, "samples": event.samples}
     after = progress.seen(job, event.at)
     if job.phase is Phase.RUNNING and event.action == "rollback":
-        return _move(after, Phase.STARTING, "StepSkipped", reason, event.at, data=data)
-    return Outcome(after, (), (_record(job, "StepSkipped", reason, event.at, data),))
+        return move(after, Phase.STARTING, "StepSkipped", reason, event.at, data=data)
+    return Outcome(after, (), (record(job, "StepSkipped", reason, event.at, data),))
 
 
 def evaluated(job: Job, event: events.Evaluated, limits: Limits) -> Outcome:
     reason = f"evaluation after step {event.step}: loss {event.loss:.4f} over {event.tokens} tokens"
     data = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
-    record = _record(job, "Evaluated", reason, event.at, data)
-    return Outcome(progress.evaluated(job, event.step, event.loss, event.at), (), (record,))
+    line = record(job, "Evaluated", reason, event.at, data)
+    return Outcome(progress.evaluated(job, event.step, event.loss, event.at), (), (line,))
 
 
 def waiting(job: Job, reason: str, at: float) -> Outcome:
     """Why the job still has no gang; said once, until it changes."""
     if reason == job.reason:
         return Outcome(job)
-    return Outcome(dataclasses.replace(job, reason=reason), (), (_record(job, "JobWaiting", reason, at),))
+    return Outcome(dataclasses.replace(job, reason=reason), (), (record(job, "JobWaiting", reason, at),))
 
 
 def _node_lost(name: str, step: int) -> events.Fault:
@@ -292,13 +202,13 @@ def _node_lost(name: str, step: int) -> events.Fault:
 def _broken(job: Job, faults: Sequence[events.Fault], at: float) -> Outcome:
     verdict = recovery.judge(job, faults, at)
     incident = incidents.opened(job, verdict, faults, at)
-    return _move(
+    return move(
         job,
         Phase.RECOVERING if verdict.restart else Phase.FINISHING,
         "IncidentOpened",
         verdict.reason,
         at,
-        _stop(job, verdict.reason),
+        stop(job, verdict.reason),
         dataclasses.asdict(incident),
         stopping=True,
         ending=None if verdict.restart else Phase.FAILED,
@@ -316,7 +226,7 @@ def _ended(job: Job, phase: Phase, at: float) -> Outcome:
         Phase.FAILED: job.reason,
         Phase.CANCELLED: f"cancelled after step {job.step} by request; it holds no slots",
     }
-    return _move(job, phase, f"Job{phase.capitalize()}", reasons[phase], at, ended_at=at)
+    return move(job, phase, f"Job{phase.capitalize()}", reasons[phase], at, ended_at=at)
 
 
 def _unsaved(job: Job) -> str:
@@ -331,7 +241,7 @@ def _closed(before: Job, after: Job, at: float) -> tuple[Record, ...]:
     """A record of each incident that is over now."""
     still_open = {incident.number for incident in before.incidents if incident.recover_s is None}
     over = [i for i in after.incidents if i.number in still_open and i.recover_s is not None]
-    return tuple(_record(after, "IncidentClosed", _recovery(i), at, dataclasses.asdict(i)) for i in over)
+    return tuple(record(after, "IncidentClosed", _recovery(i), at, dataclasses.asdict(i)) for i in over)
 
 
 def _recovery(incident: Incident) -> str:
@@ -339,10 +249,6 @@ def _recovery(incident: Incident) -> str:
         f"incident {incident.number} ({incident.kind}) is over {incident.recover_s:.2f} s after the fault; "
         f"detected in {incident.detect_s:.2f} s, {incident.steps_redone or 0} steps redone"
     )
-
-
-def _stop(job: Job, reason: str) -> tuple[Command, ...]:
-    return () if job.stopping else (StopGang(job.uid, job.attempt, reason),)
 
 
 def _slots(job: Job) -> tuple[Any, ...]:
@@ -353,41 +259,3 @@ def _where(placement: Placement) -> str:
     names = list(dict.fromkeys(slot.name for slot in placement.slots))
     more = f" and {len(names) - NAMED_NODES} more" if len(names) > NAMED_NODES else ""
     return f"{len(names)} node{'s' if len(names) > 1 else ''} ({', '.join(names[:NAMED_NODES])}{more})"
-
-
-def _same(known: Restored | None, asked: Restored) -> bool:
-    return known is not None and (known.step, known.attempt) == (asked.step, asked.attempt)
-
-
-def _undone(job: Job, manifest: str, at: float) -> Outcome:
-    """A checkpoint of what came after the one that the job went back to."""
-    assert job.restored is not None
-    if manifest in job.rejected:
-        return Outcome(job)
-    record = checkpoints.rejection(job.uid, manifest, f"restored to step {job.restored.step} by request", at)
-    after = dataclasses.replace(job, rejected=(*job.rejected, manifest))
-    return Outcome(after, (), (_placed_in(job, record),))
-
-
-def _placed_in(job: Job, record: Record) -> Record:
-    return _record(job, record.type, record.reason, record.at, record.data)
-
-
-def _record(job: Job, kind: str, reason: str, at: float, data: Mapping[str, Any] | None = None) -> Record:
-    where = {"phase": job.phase.value, "attempt": job.attempt}
-    return Record(job.uid, kind, reason, at, {**where, **(data or {})})
-
-
-def _move(
-    job: Job,
-    phase: Phase,
-    kind: str,
-    reason: str,
-    at: float,
-    commands: tuple[Command, ...] = (),
-    data: Mapping[str, Any] | None = None,
-    **changes: Any,
-) -> Outcome:
-    """Into `phase`, with its reason on the job and in a record."""
-    after = dataclasses.replace(job, phase=phase, reason=reason, phase_since=at, **changes)
-    return Outcome(after, commands, (_record(after, kind, reason, at, data),))

@@ -160,7 +160,7 @@ def folder_of(path: str) -> str | None:
 
 def attempt_of(path: str) -> int:
     """The attempt in a manifest's path."""
-    return key(path)[1]
+    return key_of(path)[1]
 
 
 def assemble(

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests import s3
@@ -149,7 +149,6 @@ def writes(tmp_path_factory: pytest.TempPathFactory) -> int:
     *did, (verb, count) = killed(tmp_path_factory.mktemp("whole"), 1, 1, 0)
     assert did == [(verb, step) for step in (1, 2, 3) for verb in ("began", "published")]
     assert verb == "writes"
-    assert count > 60
     return count
 
 
@@ -171,11 +170,10 @@ def test_f14_a_kill_at_any_write_of_a_save(writes: int, data: st.DataObject) -> 
                 document = manifest.verify(storage, path)
                 expected = value(document.step, document.attempt)
                 np.testing.assert_array_equal(loaded(storage, path), expected, strict=True)
-        path = publisher(storage, attempt + 1, "good").publish(
-            newest + 1, saved(storage, newest + 1, attempt + 1, "good")
-        )
+        step, attempt = newest + 1, attempt + 1
+        path = publisher(storage, attempt, "good").publish(step, saved(storage, step, attempt, "good"))
         assert manifest.published(storage)[0] == path
-        np.testing.assert_array_equal(loaded(storage, path), value(newest + 1, attempt + 1), strict=True)
+        np.testing.assert_array_equal(loaded(storage, path), value(step, attempt), strict=True)
 
 
 # F15
@@ -271,7 +269,15 @@ def continued(store: dist.Store, rank: int, root: str, run: RunSpec, resume: tup
         return said, runs.kept(engine.state())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
+@example(damage=flipped, file=0, place=99)
+@example(damage=flipped, file=1, place=0)
+@example(damage=flipped, file=2, place=999)
+@example(damage=cut_short, file=3, place=2**40 - 1)
+@example(damage=of_another_attempt, file=1, place=0)
+@example(damage=of_another_attempt, file=4, place=0)
+@example(damage=of_another_step, file=1, place=0)
+@example(damage=of_another_rank, file=3, place=0)
 @given(damage=st.sampled_from([flipped, cut_short, *EXCHANGES]), file=st.integers(0, 4), place=st.integers(0, 2**40))
 def test_f15_damage_is_found_named_and_walked_back_from(
     pool: Pool, two: Two, damage: Callable[[Storage, str, int], str], file: int, place: int
@@ -282,8 +288,8 @@ def test_f15_damage_is_found_named_and_walked_back_from(
         path = files(storage, two.newest)[max(file, damage in EXCHANGES)]  # of the manifest there is one only
         damage(storage, path, place)
         ((said, state),) = pool.run(1, continued, str(root), runs.spec(**RUN | {"layout": {}}), (two.newest, two.older))
+        assert [type(report) for report in said] == [CheckpointRefused, Resumed], "nothing was found"
         refused, resumed = said
-        assert isinstance(refused, CheckpointRefused)
         assert refused.manifest == two.newest
         assert path in f"{refused.manifest} {refused.reason}"
         assert resumed == Resumed(3, two.older)
@@ -376,7 +382,9 @@ def thousand(store: dist.Store, rank: int, root: str) -> list[int]:
     return held
 
 
-def test_f21_a_thousand_saves_hold_no_memory(pool: Pool, tmp_path: Path) -> None:
-    (held,) = pool.run(1, thousand, str(tmp_path))
+def test_f21_a_thousand_saves_hold_no_memory(pool: Pool) -> None:
+    """Where files are in memory, if there is such a place: thousands of syncs to a disk would be what takes long."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as root:
+        (held,) = pool.run(1, thousand, root)
     assert len(held) == 10
     assert max(held[1:]) - held[0] <= 16 << 20

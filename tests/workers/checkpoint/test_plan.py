@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.bench import checkpoint_plan as bench
+from tests.workers.checkpoint import test_logical as ranks
 from workers import flops
 from workers.checkpoint import boxes, logical, manifest, shards
 from workers.checkpoint.boxes import Box, Wanted
@@ -98,3 +99,18 @@ def test_a_load_reads_the_blocks_of_its_plan_and_no_other(tmp_path: Path, axes: 
     read = {n for start, end in noted.ranges for n in range(start // shards.BLOCK, -(-end // shards.BLOCK))}
     assert read == planned
     assert len(planned) < -(-record.nbytes // shards.BLOCK)
+
+
+@pytest.mark.parametrize("saved", ["tp on columns", "fsdp and tp on columns", "hsdp and tp on columns", "fsdp"])
+def test_tiles_of_any_layout_fill_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: str) -> None:
+    monkeypatch.setattr(boxes, "TILE_BYTES", 24)
+    storage, state, layouts = Storage.open(str(tmp_path)), ranks.some_state("matrices"), ranks.MATRIX_LAYOUTS
+    document = ranks.save(storage, layouts[saved], state, 1)
+    assert sum(len(tensor.pieces) for tensor in document.tensors.values()) > len(state) * layouts[saved].world
+    for into in layouts.values():
+        for rank in range(into.world):
+            with ranks.as_rank(rank, into.world):
+                blank = into.shard({name: torch.zeros_like(full) for name, full in state.items()}, rank)
+                logical.load(blank, document, storage)
+                for name, full in state.items():
+                    assert torch.equal(blank[name].to_local(), into.local(full, rank)), name
