@@ -76,6 +76,8 @@ def _facts(view: JobView) -> Table:
     facts.add_row("goodput", f"{view.goodput:.1%}")
     if status.checkpoint_step is not None:
         facts.add_row("checkpoint", f"step {status.checkpoint_step}: {status.checkpoint}")
+    if status.snapshot_step is not None:
+        facts.add_row("snapshot", f"step {status.snapshot_step}, {status.snapshot_bytes:,} bytes, in memory")
     facts.add_row("storage", view.storage)
     return facts
 

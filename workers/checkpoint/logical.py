@@ -90,12 +90,14 @@ def load(state: State, manifest: Manifest, storage: Storage, readers: Sequence[R
 class Scratch(threading.local):
     """Memory of each thread for itself: new memory costs more than what is done with it here."""
 
-    memory = torch.empty(0, dtype=torch.uint8)
+    def __init__(self) -> None:
+        self.memory: dict[str, torch.Tensor] = {}
 
-    def of(self, nbytes: int) -> torch.Tensor:
-        if len(self.memory) < nbytes:
-            self.memory = torch.empty(nbytes, dtype=torch.uint8)
-        return self.memory[:nbytes]
+    def of(self, use: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        nbytes = math.prod(shape) * dtype.itemsize
+        if use not in self.memory or len(self.memory[use]) < nbytes:
+            self.memory[use] = torch.empty(nbytes, dtype=torch.uint8)
+        return self.memory[use][:nbytes].view(dtype).view(*shape)
 
 
 def _tasks(reads: Sequence[Read]) -> Iterator[list[Rows]]:
@@ -141,7 +143,7 @@ def _fill(reader: Reader, read: Read, first: int, into: torch.Tensor, scratch: S
         reader.read_into(begin, _memory(stored))
         return
     at_once = min(rows, max(1, ROWS_BYTES // width))
-    block = scratch.of(at_once * width).view(into.dtype).view(at_once, *read.piece[1:])
+    block = scratch.of("rows", (at_once, *read.piece[1:]), into.dtype)
     back = sorted(range(len(axes)), key=axes.__getitem__)  # from stored order to the tensor's
     for row in range(0, rows, at_once):
         part = block[: min(at_once, rows - row)]
@@ -149,14 +151,10 @@ def _fill(reader: Reader, read: Read, first: int, into: torch.Tensor, scratch: S
         count = len(part)
         for dim in range(1, part.ndim):
             part = part.narrow(dim, read.start[dim], stored.shape[dim])
-        _turn(part.permute(back), into.narrow(axes[0], row, count))
-
-
-def _turn(part: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy. Where that changes the order in memory, it is several times faster into a whole tensor than into a part."""
-    if not part.is_contiguous() and not into.is_contiguous():
-        part = part.contiguous()
-    into.copy_(part)
+        part, place = part.permute(back), into.narrow(axes[0], row, count)
+        if not part.is_contiguous() and not place.is_contiguous():  # several times faster in two steps
+            part = scratch.of("turned", part.shape, part.dtype).copy_(part)
+        place.copy_(part)
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
