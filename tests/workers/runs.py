@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,10 @@ from tests.workers.memory import Shelf
 from workers import trainer
 from workers.blame import NonFinite
 from workers.checkpoint import logical
+from workers.checkpoint.retry import Retry
+from workers.checkpoint.saver import Saver
 from workers.checkpoint.shards import Region
-from workers.checkpoint.storage import Storage
+from workers.checkpoint.storage import LocalStorage, Storage
 from workers.data.corpus import Corpus
 from workers.engine import Engine, Outcome
 from workers.parallel import mesh
@@ -108,6 +112,26 @@ def train(
         patch.setattr(trainer, "Loop", Patient)
         trainer.train(assignment, store, said.append, shelf)
     return said
+
+
+def train_in_an_outage(store: dist.Store, rank: int, root: str, run: RunSpec) -> list[Report]:
+    """Storage refuses the first writes of this rank, for one reason after the other."""
+    refusals: list[OSError] = [
+        *(ConnectionError("no answer") for _ in range(4)),
+        *(PermissionError(errno.EACCES, "ExpiredToken") for _ in range(4)),
+        *(OSError(errno.ENOSPC, "No space left on device") for _ in range(4)),
+    ]
+    write = LocalStorage.create
+
+    def create(self: LocalStorage, path: str, data: bytes) -> None:
+        if refusals and path.startswith("checkpoints/"):
+            raise refusals.pop(0)
+        write(self, path, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStorage, "create", create)
+        patch.setattr(trainer, "Saver", partial(Saver, retry=Retry(60.0, first_s=0.01, most_s=0.05), patience_s=60.0))
+        return train(store, rank, root, run, 1, ())
 
 
 class Patient(trainer.Loop):

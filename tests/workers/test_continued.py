@@ -11,8 +11,10 @@ import pytest
 from tests.pool import Pool, RankError
 from tests.workers import memory, runs
 from tests.workers.test_trainer import EIGHT, TIGHT, heard, job_storage, losses, train
+from workers.checkpoint import manifest
+from workers.checkpoint.publisher import Publisher
 from workers.checkpoint.storage import Storage
-from workers.reports import Report, Resumed, SaveFailed, ShardSaved, SnapshotRefused, SnapshotTaken
+from workers.reports import Report, Resumed, SaveDelayed, SaveFailed, ShardSaved, SnapshotRefused, SnapshotTaken
 from workers.spec import RunSpec
 
 pytestmark = pytest.mark.torch
@@ -75,7 +77,7 @@ def test_of_memory_and_storage_the_newest_is_taken(pool: Pool, copy: Path) -> No
 
 
 @pytest.mark.parametrize("harm", ["a flipped bit", "a shard that is gone", "a manifest that is gone"])
-def test_what_memory_has_lost_is_said_and_the_next_one_is_taken(pool: Pool, copy: Path, harm: str) -> None:
+def test_f18_what_memory_has_lost_is_said_and_all_ranks_take_the_next_one(pool: Pool, copy: Path, harm: str) -> None:
     kept = Storage.open(str(copy / "memory"))
     newest, older = memory.assembled(kept, 5), memory.assembled(kept, 4)
     (shard,) = (copy / "memory" / "checkpoints" / f"{5:010d}").glob("*/rank-00003.bin")
@@ -95,7 +97,7 @@ def test_what_memory_has_lost_is_said_and_the_next_one_is_taken(pool: Pool, copy
     assert {"a flipped bit": "checksum"}.get(harm, "missing") in refused.reason
 
 
-def test_nothing_in_memory_and_nothing_in_storage_is_the_seed(pool: Pool, copy: Path) -> None:
+def test_f18_nothing_in_memory_and_nothing_in_storage_is_the_seed(pool: Pool, copy: Path) -> None:
     kept = Storage.open(str(copy / "memory"))
     path = memory.assembled(kept, 5)
     kept.delete("checkpoints")
@@ -118,3 +120,18 @@ def test_an_origin_that_is_no_good_is_an_error_and_not_the_seed(pool: Pool, copy
     home.delete("checkpoints")
     with pytest.raises(RankError, match=r"at which the job begins, is no good: rank 0: .* missing"):
         pool.run(1, runs.train, str(tmp_path), run_of({}), 1, (), "", (), (home.uri, published[4]))
+
+
+def test_f12_training_goes_on_while_storage_is_away(pool: Pool, tmp_path: Path) -> None:
+    """No answer, then expired credentials, then a full disk: a save is late or left out, and the last one is there."""
+    run = run_of({"dp": 2}, every=0, durable=2)
+    said = pool.run(2, runs.train_in_an_outage, str(tmp_path), run)
+    assert list(losses(said)) == [1, 2, 3, 4, 5, 6]
+    for rank in said:
+        assert next(one.step for one in rank if isinstance(one, SaveDelayed)) == 2
+        saved, failed = ([one.step for one in rank if isinstance(one, kind)] for kind in (ShardSaved, SaveFailed))
+        assert sorted(saved + failed) == [2, 4, 6]
+        assert 6 in saved
+    last = [one for one in heard(said, ShardSaved) if one.step == 6]
+    path = Publisher(job_storage(tmp_path), "run", 1, "test", run).publish(6, last)
+    manifest.verify(job_storage(tmp_path), path)

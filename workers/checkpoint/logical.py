@@ -29,7 +29,7 @@ from workers.checkpoint.storage import Storage
 
 TASK_BYTES = 16 << 20  # read by one thread before it looks for more
 ROWS_BYTES = 2 << 20  # of stored rows, held at once where they can't be read to their place; one row at least
-READERS = 8  # threads
+READERS = 4  # threads
 
 State = Mapping[str, torch.Tensor]
 Axes = Mapping[str, tuple[int, ...]]

@@ -203,11 +203,14 @@ def publish(storage: Storage, manifest: Manifest) -> str:
 
 
 def load(storage: Storage, path: str) -> Manifest:
-    """The manifest at `path`, its version and digest verified; no shard is read. Raises BadCheckpoint."""
+    """The manifest at `path`, its version, digest and name verified; no shard is read. Raises BadCheckpoint."""
     try:
-        return decode(path, storage.read(path))
+        document = decode(path, storage.read(path))
     except FileNotFoundError:
         raise BadCheckpoint(path, "missing") from None
+    if document.path != path:
+        raise BadCheckpoint(path, f"is the manifest of step {document.step}, attempt {document.attempt}")
+    return document
 
 
 def published(storage: Storage) -> list[str]:

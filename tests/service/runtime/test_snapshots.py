@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from service.contracts.cluster import Fleet, Node
 from service.contracts.errors import Fenced
+from service.contracts.job import PlacementPolicy
+from service.core import peers, placement
 from service.core.state import Restored
 from service.runtime import recall, shelf
 from service.runtime.snapshots import Kept, Snapshots
@@ -14,6 +17,7 @@ from workers.checkpoint import manifest, shards
 from workers.checkpoint.shards import Piece, Region
 from workers.checkpoint.storage import Storage
 from workers.reports import ShardSaved
+from workers.spec import ParallelLayout
 
 
 @pytest.fixture
@@ -155,3 +159,36 @@ def test_where_each_shard_is() -> None:
     found = shelf.nodes_of(kept(5, "01", "n0") + kept(5, "1", "n1"))
     folder = manifest.folder(5, 1, "a")
     assert found == {f"{folder}/rank-00000": ("n0",), f"{folder}/rank-00001": ("n0", "n1")}
+
+
+RACKS = Fleet(tuple(Node(f"id-{name}", name, 2, rack=f"r{name[1]}") for name in ("n00", "n01", "n10", "n11")))
+
+
+@pytest.mark.parametrize(
+    ("lost", "source"),
+    [
+        ((), "memory"),
+        (("n00",), "memory"),
+        (("n00", "n01"), "memory"),  # two in one rack: the whole rack
+        (("n10", "n11"), "memory"),
+        (("n00", "n10"), "memory"),  # two in different racks
+        (("n01", "n11"), "memory"),
+        (("n00", "n11"), "storage"),  # both copies of some state
+        (("n01", "n10"), "storage"),
+        (("n00", "n01", "n10"), "storage"),
+    ],
+)
+def test_f18_nodes_that_die_together(lost: tuple[str, ...], source: str) -> None:
+    layout = ParallelLayout(dp=2, pp=2, tp=2)
+    placed = placement.place(layout, RACKS, frozenset(), PlacementPolicy(), "cpu")
+    peer_of = {own.removeprefix("id-"): peer.removeprefix("id-") for own, peer in
+               peers.choose(layout, placed, RACKS).items()}  # fmt: skip
+    assert peer_of == {"n00": "n11", "n11": "n00", "n01": "n10", "n10": "n01"}
+    found = [
+        one
+        for rank, slot in enumerate(placed.slots)
+        for node in (slot.name, peer_of[slot.name])
+        if node not in lost
+        for one in kept(5, str(rank), node, world=8)
+    ]
+    assert bool(recall.whole(found, above=4)) == (source == "memory")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from workers.checkpoint import manifest, shards
 from workers.checkpoint.manifest import BadCheckpoint, Incomplete
-from workers.checkpoint.shards import Corrupt
+from workers.checkpoint.shards import BLOCK, Corrupt
 
 
 def assemble(storage, records, step=1, attempt=1, token="a"):
@@ -212,6 +212,13 @@ def test_a_missing_manifest_is_bad(storage):
         manifest.load(storage, manifest.path(1, 1))
 
 
+def test_a_manifest_under_another_name_is_bad(storage, checkpoint):
+    manifest.publish(storage, made := checkpoint(storage, 5))
+    storage.create(manifest.path(6, 1), manifest.encode(made))
+    with pytest.raises(BadCheckpoint, match="is the manifest of step 5, attempt 1"):
+        manifest.load(storage, manifest.path(6, 1))
+
+
 def flip(data):
     return data[:1_500_000] + bytes([data[1_500_000] ^ 1]) + data[1_500_001:]
 
@@ -220,7 +227,7 @@ def cut(data):
     return data[:-1]
 
 
-@pytest.mark.parametrize(("damage", "why"), [(flip, "block 1.* fail their checksum"), (cut, "bytes instead of")])
+@pytest.mark.parametrize(("damage", "why"), [(flip, rf"block {1_500_000 // BLOCK}\) fail their checksum"), (cut, "bytes instead of")])
 def test_damage_to_a_shard_is_found_and_named(storage, checkpoint, damage, why):
     made = checkpoint(storage, 5)
     path = manifest.publish(storage, made)

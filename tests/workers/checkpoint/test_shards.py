@@ -70,6 +70,31 @@ def test_the_index_is_version_1(storage):
     assert record == shards.ShardRecord("f/rank-00000.json", shards.digest(storage.read("f/rank-00000.json")), 48)
 
 
+@pytest.mark.parametrize("block", [64, 96 << 10, 1 << 20, 5 << 20])
+def test_blocks_have_the_size_that_the_index_says(storage, block):
+    """Version 1 was once written with blocks of 1 MiB."""
+    content = pattern(6 * BLOCK + 17, 1)[: 6 * BLOCK + 17]
+    sums = tuple(shards.digest(content[at : at + block]) for at in range(0, len(content), block))
+    region = whole("t", content).region
+    index = shards.encode(shards.Index("rank-00000.bin", len(content), block, sums, (shards.Entry(region, 0),)))
+    storage.create("f/rank-00000.bin", content)
+    storage.create("f/rank-00000.json", index)
+    reader = Reader(storage, "f/rank-00000.json", shards.digest(index))
+    for start, end in [(0, len(content)), (5, block + 5), (2 * BLOCK, len(content)), (BLOCK - 1, BLOCK + 1)]:
+        assert reader.read(start, end) == content[start:end]
+    reader.verify()
+    Path(storage.root, "f/rank-00000.bin").write_bytes(content[:-1] + b"?")
+    with pytest.raises(Corrupt, match=rf"\(block {len(sums) - 1}\) fail their checksum"):
+        Reader(storage, "f/rank-00000.json", shards.digest(index)).read(0, len(content))
+
+
+def test_bytes_are_read_to_where_they_shall_be_and_nowhere_else(storage):
+    reader, data = written(storage, 20 * BLOCK + 17)  # more than is asked of storage at once
+    out = bytearray(b"?") * (19 * BLOCK + 9)
+    reader.read_into(BLOCK - 3, memoryview(out)[4:-5])
+    assert out == b"????" + data[BLOCK - 3 : 20 * BLOCK - 3] + b"?????"
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_range_reads_what_was_written(data, tmp_path_factory):
