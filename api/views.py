@@ -132,6 +132,8 @@ class NodeView(View):
     device: str
     address: str
     seen_at: float
+    nvlink: str = ""
+    accelerator: str = ""
 
 
 class Nodes(View):

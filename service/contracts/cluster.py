@@ -7,6 +7,7 @@ import dataclasses
 ZONE_LABEL = "phalanx.io/zone"
 RACK_LABEL = "phalanx.io/rack"
 NODE_LABEL = "phalanx.io/node"
+NVLINK_LABEL = "phalanx.io/nvlink-domain"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,11 +21,18 @@ class Node:
     zone: str = ""
     device: str = "cpu"
     address: str = "127.0.0.1"
+    nvlink: str = ""  # name of the NVLink domain, which may span nodes of a rack
+    accelerator: str = ""  # kind of its GPUs, as Ray calls it: H100, A100-80G; empty: not known
 
     @property
     def rack_key(self) -> str:
         """Without a rack label every node is its own rack."""
         return f"{self.zone}/{self.rack}" if self.rack else f"{self.zone}/node:{self.id}"
+
+    @property
+    def domain_key(self) -> str:
+        """Without a label every node is its own NVLink domain."""
+        return f"{self.zone}/{self.nvlink}" if self.nvlink else f"node:{self.id}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

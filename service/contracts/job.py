@@ -51,9 +51,9 @@ class Resources(Spec):
 
 
 class PlacementPolicy(Spec):
-    """Level that a group must not leave, or prefers not to. Without labels a node is its own rack."""
+    """Level that a group must not leave, or prefers not to. Without labels a node is its own rack and NVLink domain."""
 
-    tp: Literal["node", "any"] = "node"
+    tp: Literal["nvlink", "node", "any"] = "nvlink"
     pp: Literal["prefer-rack", "rack", "any"] = "prefer-rack"
 
 

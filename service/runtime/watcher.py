@@ -7,10 +7,11 @@ from typing import Any
 
 import ray
 
-from service.contracts.cluster import NODE_LABEL, RACK_LABEL, ZONE_LABEL, Fleet, Node
+from service.contracts.cluster import NODE_LABEL, NVLINK_LABEL, RACK_LABEL, ZONE_LABEL, Fleet, Node
 
 ROLE_LABEL = "phalanx.io/role"
 CONTROL = "control"
+ACCELERATOR_LABEL = "ray.io/accelerator-type"  # Ray's own
 
 
 def fleet() -> Fleet:
@@ -36,4 +37,6 @@ def node(row: Mapping[str, Any]) -> Node:
         zone=labels.get(ZONE_LABEL, ""),
         device=device,
         address=row["NodeManagerAddress"],
+        nvlink=labels.get(NVLINK_LABEL, ""),
+        accelerator=labels.get(ACCELERATOR_LABEL, "") if device == "gpu" else "",
     )

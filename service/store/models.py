@@ -150,4 +150,6 @@ nodes = sa.Table(
     sa.Column("device", sa.Text, nullable=False),
     sa.Column("address", sa.Text, nullable=False),
     sa.Column("seen_at", sa.Double, nullable=False),
+    sa.Column("nvlink", sa.Text, nullable=False, server_default=""),
+    sa.Column("accelerator", sa.Text, nullable=False, server_default=""),
 )

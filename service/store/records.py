@@ -100,6 +100,8 @@ class NodeRow:
     device: str
     address: str
     seen_at: float
+    nvlink: str = ""
+    accelerator: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

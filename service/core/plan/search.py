@@ -8,9 +8,10 @@ model needs more memory than that leaves to a rank must name its own layout.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from service.contracts.cluster import Fleet
+from service.contracts.cluster import Fleet, Node
 from service.contracts.errors import PlacementRefused, UserError
 from service.contracts.job import JobSpec
 from service.core import placement
@@ -64,11 +65,11 @@ def check_fits(spec: JobSpec, fleet: Fleet) -> None:
             hint=f"resources.slots {smaller} would work" if smaller else "change train.global_batch",
             field="resources.slots",
         )
-    largest = max(node.slots for node in nodes)
+    widest, what = _widest(nodes, spec.placement.tp)
     layout = spec.parallel
-    if isinstance(layout, ParallelLayout) and spec.placement.tp == "node" and layout.tp > largest:
+    if isinstance(layout, ParallelLayout) and spec.placement.tp != "any" and layout.tp > widest:
         raise UserError(
-            f"tp {layout.tp} needs a node with {layout.tp} {device} slots; the largest has {largest}",
+            f"tp {layout.tp} needs {what} with {layout.tp} {device} slots; the largest has {widest}",
             hint=_working(spec, fleet),
             field="parallel.tp",
         )
@@ -79,6 +80,15 @@ def check_fits(spec: JobSpec, fleet: Fleet) -> None:
     problem = _refusal(spec, chosen, fleet)
     if problem is not None:
         raise UserError(problem, hint=_working(spec, fleet), field="parallel")
+
+
+def _widest(nodes: Sequence[Node], level: str) -> tuple[int, str]:
+    """Slots of the largest place that a tp group must not leave, and what that is."""
+    slots: Counter[str] = Counter()
+    for node in nodes:
+        slots[node.id if level == "node" else node.domain_key] += node.slots
+    spans = len(slots) < len(nodes)
+    return max(slots.values()), "an NVLink domain" if spans else "a node"
 
 
 def _full(spec: JobSpec) -> list[ParallelLayout]:

@@ -64,7 +64,7 @@ REFUSED = [
     (job(checkpoint__root=5), "checkpoint.root", "not 5", "should be a valid string"),
     (job(model__family="gpt"), "model.family", "'gpt' is neither llama", "as my_package.my_module:MyModel"),
     (job(train__decay="step"), "train.decay", "not 'step'", "should be 'cosine', 'linear', 'wsd' or 'constant'"),
-    (job(placement__tp="rack"), "placement.tp", "not 'rack'", "should be 'node' or 'any'"),
+    (job(placement__tp="rack"), "placement.tp", "not 'rack'", "should be 'nvlink', 'node' or 'any'"),
     (job(resources__device="tpu"), "resources.device", "not 'tpu'", "should be 'cpu' or 'gpu'"),
     (job(queue="fast"), "queue", "not 'fast'", "should be 'default'"),
     (job(resources__slots=0), "resources.slots", "not 0", "should be greater than 0"),
@@ -145,7 +145,7 @@ def test_a_layout_that_works_is_taken(written: Any) -> None:
 def test_what_is_left_out() -> None:
     spec = parse_job(job(resources={"slots": 4}))
     assert (spec.name, spec.parallel, spec.queue) == ("job", "auto", "default")
-    assert (spec.resources.device, spec.placement.tp, spec.placement.pp) == ("gpu", "node", "prefer-rack")
+    assert (spec.resources.device, spec.placement.tp, spec.placement.pp) == ("gpu", "nvlink", "prefer-rack")
     assert [spec.budgets.of(cause) for cause in Cause] == [3, 100, -1, 10]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from service.contracts.cluster import NODE_LABEL, RACK_LABEL, ZONE_LABEL, Node
+from service.contracts.cluster import NODE_LABEL, NVLINK_LABEL, RACK_LABEL, ZONE_LABEL, Node
 from service.runtime import watcher
 from service.runtime.watcher import CONTROL, ROLE_LABEL
 
@@ -30,6 +30,10 @@ ROWS = [
     (row({"CPU": 64.0, "GPU": 8.0}, PLACE), Node("abcdef0123456789", "n1", 8, "r1", "z1", "gpu", "10.0.0.7")),
     (row({"CPU": 4.0}, PLACE), Node("abcdef0123456789", "n1", 4, "r1", "z1", "cpu", "10.0.0.7")),
     (row({"CPU": 4.0, "GPU": 0.0}, PLACE), Node("abcdef0123456789", "n1", 4, "r1", "z1", "cpu", "10.0.0.7")),
+    (
+        row({"GPU": 4.0}, PLACE | {NVLINK_LABEL: "nv3", "ray.io/accelerator-type": "H100"}),
+        Node("abcdef0123456789", "n1", 4, "r1", "z1", "gpu", "10.0.0.7", "nv3", "H100"),
+    ),
     (row({"CPU": 4.0}), Node("abcdef0123456789", "host-abcdef", 4, "", "", "cpu", "10.0.0.7")),
     (row({"CPU": 4.0}, {RACK_LABEL: "r1"}), Node("abcdef0123456789", "host-abcdef", 4, "r1", "", "cpu", "10.0.0.7")),
     (row({}), Node("abcdef0123456789", "host-abcdef", 0, "", "", "cpu", "10.0.0.7")),
