@@ -38,7 +38,7 @@ def _submitted(world: World) -> str:
 
 
 def test_a_checkpoint_that_cannot_be_written_and_one_that_rots(world: World) -> None:
-    uid = world.submit(name="storage", train={"steps": 64}, **HALF)
+    uid = world.submit(name="storage", train={"steps": 64}, checkpoint={"snapshot_every": 0}, **HALF)
     storage = Path(world.client.get(uid).storage)
     world.saved(uid, 8)
     (storage / "checkpoints").rename(storage / "away")
