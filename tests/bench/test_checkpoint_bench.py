@@ -1,4 +1,4 @@
-"""The bench runs, both sides load what they saved, and its last line can be read. What it measures is not judged here."""
+"""The bench runs, both sides load what they saved, its last line can be read. What it measures is not judged here."""
 
 from __future__ import annotations
 

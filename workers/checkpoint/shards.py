@@ -33,7 +33,7 @@ FORMAT, VERSION = "phalanx-shard", 1
 BLOCK = 256 << 10  # of new shards
 ALIGN = 64
 KEPT_BLOCKS = 8  # of a shard that is read
-READ_BYTES = 4 << 20  # asked of storage at once
+READ_BYTES = 4 << 20  # read and verified at once: a core's caches still have them then
 WRITE_BYTES = 1 << 20  # summed up and written at once
 
 ITEM_BYTES = {
@@ -224,7 +224,8 @@ class Reader:
             kept = {n: self._kept[n] for n in edges if n in self._kept}
         fresh = {n: memoryview(bytearray(min(size, index.nbytes - n * size))) for n in edges.difference(kept)}
         place = {whole.start: out[whole.start * size - start : whole.stop * size - start]} if whole else {}
-        self._fetch(index, fresh | place)
+        for n, data in sorted((fresh | place).items()):
+            self._fetch(index, n, data)
         for n, data in (kept | fresh).items():
             low, high = max(start, n * size), min(end, n * size + len(data))
             out[low - start : high - start] = data[low - n * size : high - n * size]
@@ -242,7 +243,7 @@ class Reader:
         at_once = max(1, READ_BYTES // index.block)
         scratch = memoryview(bytearray(min(index.nbytes, at_once * index.block)))
         for first in range(0, len(index.checksums), at_once):
-            self._fetch(index, {first: scratch[: index.nbytes - first * index.block]})
+            self._fetch(index, first, scratch[: index.nbytes - first * index.block])
 
     def _keep(self, blocks: Mapping[int, memoryview]) -> None:
         with self._lock:
@@ -250,20 +251,21 @@ class Reader:
             while len(self._kept) > KEPT_BLOCKS:
                 self._kept.popitem(last=False)
 
-    def _fetch(self, index: Index, parts: Mapping[int, memoryview]) -> None:
-        """Read blocks that follow each other, and verify them: each part holds some, from the one numbered on."""
-        for first, part in sorted(parts.items()):
-            start = first * index.block
+    def _fetch(self, index: Index, first: int, out: memoryview) -> None:
+        """Fill `out`, which is as long as some blocks, from the one numbered `first` on, and verify them there."""
+        at_once = max(1, READ_BYTES // index.block) * index.block
+        for low in range(0, len(out), at_once):
+            part, start = out[low : low + at_once], first * index.block + low
             try:
                 length = _read_into(self.storage, self.path, start, part)
             except FileNotFoundError:
                 raise Corrupt(self.path, "missing") from None
             if length < len(part):
                 raise Corrupt(self.path, f"cut short: ends at byte {start + length} of {index.nbytes}")
-            for n, low in enumerate(range(0, len(part), index.block), first):
-                block = part[low : low + index.block]
+            for n, at in enumerate(range(0, len(part), index.block), start // index.block):
+                block = part[at : at + index.block]
                 if digest(block) != index.checksums[n]:
-                    span = f"bytes {start + low} to {start + low + len(block)}"
+                    span = f"bytes {start + at} to {start + at + len(block)}"
                     raise Corrupt(self.path, f"{span} (block {n}) fail their checksum")
 
 
@@ -335,11 +337,7 @@ def _plain(value: str | tuple[int, ...]) -> str | list[int]:
 
 
 def _read_into(storage: Storage, path: str, start: int, out: memoryview) -> int:
-    """Fill `out` from byte `start` on; how many bytes there were. Reads are so short that memory is soon used again."""
-    for low in range(0, len(out), READ_BYTES):
-        part = out[low : low + READ_BYTES]
-        data = storage.read(path, start + low, start + low + len(part))
-        part[: len(data)] = data
-        if len(data) < len(part):
-            return low + len(data)
-    return len(out)
+    """Fill `out` with the bytes from `start` on; how many there were."""
+    data = storage.read(path, start, start + len(out))
+    out[: len(data)] = data
+    return len(data)
