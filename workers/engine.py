@@ -23,7 +23,7 @@ from workers.models import registry
 from workers.models.decoder import initialise
 from workers.models.moe import MixtureOfExperts
 from workers.models.seams import IGNORED, NOBODY
-from workers.models.sharding import dimension, stored_axes
+from workers.models.sharding import dimension, sliced
 from workers.numerics import local
 from workers.optimizer import Optimizer, gradients
 from workers.parallel import compiled, data, expert, mesh, pipeline, recompute, tensor
@@ -308,6 +308,6 @@ class Engine:
             return placed(tensor, self.cuts[name], self.experts["replicate", "edp", "ep"])
         return placed(tensor, self.cuts.get(name), self.mesh["replicate", "shard", "tp"])
 
-    def axes(self) -> dict[str, tuple[int, ...]]:
-        """Stored order of each tensor's dimensions."""
-        return {name: stored_axes(self.kind.SHARDING, name, value.ndim) for name, value in self.state().items()}
+    def slices(self) -> dict[str, int]:
+        """The dimension along which each tensor is stored in tiles."""
+        return {name: sliced(self.kind.SHARDING, name) for name in self.state()}

@@ -214,7 +214,7 @@ class Loop:
             self.saved = step
         if durable or snapshot:
             header = self.cursor.header(self.run_spec, engine.progress())
-            self.saver.save(step, engine.state(), engine.axes(), header, durable=durable, snapshot=snapshot)
+            self.saver.save(step, engine.state(), engine.slices(), header, durable=durable, snapshot=snapshot)
 
 
 def evaluation(run: RunSpec) -> Corpus | None:

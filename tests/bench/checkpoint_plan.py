@@ -133,8 +133,8 @@ def kept(saver: Holdings, rank: int) -> Iterator[Region]:
     """What the rank saves, in the order of its shard."""
     for name, one in sorted(saver.of(rank).items()):
         if one.box.kept and math.prod(one.box.extent):
-            for offset, extent in boxes.tiles(one.box, one.axes, ITEM_BYTES[one.dtype]):
-                yield Region(name, one.shape, one.dtype, one.axes, offset, extent)
+            for offset, extent in boxes.tiles(one.box, one.slice, ITEM_BYTES[one.dtype]):
+                yield Region(name, one.shape, one.dtype, tuple(range(len(one.shape))), offset, extent)
 
 
 def assembled(storage: Storage, saver: Holdings, records: list[ShardRecord]) -> Manifest:

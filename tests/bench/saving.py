@@ -55,8 +55,8 @@ class Sizes:
     def nbytes(self) -> int:
         return len(self.names()) * self.side**2 * 4
 
-    def axes(self) -> dict[str, tuple[int, int]]:
-        return {name: (1, 0) if name.endswith(ROW_PARALLEL) else (0, 1) for name in self.names()}
+    def slices(self) -> dict[str, int]:
+        return {name: 1 if name.endswith(ROW_PARALLEL) else 0 for name in self.names()}
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ class Ours:
     def save(self, step: int, state: dict[str, DTensor]) -> float:
         """Until it is published. Seconds until the caller may change the state."""
         began = time.perf_counter()
-        self.saver.save(step, state, self.sizes.axes(), {"samples": step})
+        self.saver.save(step, state, self.sizes.slices(), {"samples": step})
         stall = time.perf_counter() - began
         self.saver.wait()
         everyone: list[Any] = [None] * dist.get_world_size() if self.rank == 0 else []

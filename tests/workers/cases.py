@@ -222,7 +222,7 @@ def going_on(
 
         def save(step: int) -> None:
             saver = Saver(storage, assignment, said.append)
-            saver.save(step, engine.state(), engine.axes(), cursor.header(run, engine.progress()))
+            saver.save(step, engine.state(), engine.slices(), cursor.header(run, engine.progress()))
             saver.close()
 
         yield engine, cursor, save, said

@@ -70,23 +70,23 @@ def cut(shape: Iterable[int], cuts: Iterable[Cut]) -> tuple[Shape, Shape]:
     return tuple(offset), tuple(extent)
 
 
-def tiles(box: Box, axes: Shape, item_bytes: int) -> list[tuple[Shape, Shape]]:
-    """(offset, extent) of the parts that a box is stored in.
+def tiles(box: Box, dim: int, item_bytes: int) -> list[tuple[Shape, Shape]]:
+    """(offset, extent) of the parts that a box is stored in, each in natural order.
 
-    Stored rows are runs of bytes, so another cut along the first stored dimension costs nothing to read. Where
-    dimension 0, along which data parallelism cuts, is not stored first, a row would be read for a few of its elements:
-    so the box is stored in tiles along it.
+    Rows are runs of bytes, so that another cut along dimension 0 costs nothing to read. Where tensor parallelism cuts
+    along another `dim`, a row would be read for a part of it: so the box is stored in tiles along that one. To store it
+    turned instead would do as well, but for the time that turning takes at every save and load.
     """
-    if len(axes) < 2 or axes[0] == 0:
+    if dim == 0:
         return [(box.offset, box.extent)]
     size = math.prod(box.extent) * item_bytes
-    count = max(1, min(TILES, size // TILE_BYTES, box.extent[0]))
-    parts = []
-    for number in range(count):
-        (begin, *_), (rows, *_) = cut(box.extent, [(0, count, number)])
-        if rows:
-            parts.append(((box.offset[0] + begin, *box.offset[1:]), (rows, *box.extent[1:])))
-    return parts
+    count = max(1, min(TILES, size // TILE_BYTES, box.extent[dim]))
+    cuts = [cut(box.extent, [(dim, count, number)]) for number in range(count)]
+    return [
+        (tuple(first + begin for first, begin in zip(box.offset, offset, strict=True)), extent)
+        for offset, extent in cuts
+        if 0 not in extent
+    ]
 
 
 def plan(wanted: Mapping[str, Wanted], manifest: Manifest) -> dict[int, list[Read]]:

@@ -32,7 +32,7 @@ ROWS_BYTES = 2 << 20  # of stored rows, held at once where they can't be read to
 READERS = 4  # threads
 
 State = Mapping[str, torch.Tensor]
-Axes = Mapping[str, tuple[int, ...]]
+Slices = Mapping[str, int]
 Rows = tuple[Read, int, int]
 """Of a read: the first, and how many."""
 
@@ -42,11 +42,12 @@ __all__ = ["Mismatch", "load", "pieces"]
 
 def pieces(
     state: State,
-    axes: Axes,
+    slices: Slices,
     owner: bool | None = None,
     hold: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
 ) -> list[Piece]:
-    """This rank's pieces of the logical tensors in `state`, stored in the order of dimensions in `axes`.
+    """This rank's pieces of the logical tensors in `state`. `slices`: the dimension along which tensor parallelism cuts
+    a tensor, where that is not the first one.
 
     Plain tensors have no mesh that says who keeps them: the rank with `owner` true does. None will do for one
     process alone. `hold(name, local)` may put a copy in a kept local tensor's place: bytes are taken later,
@@ -57,11 +58,11 @@ def pieces(
         box = _box(name, tensor, _owner(name, owner) if not isinstance(tensor, DTensor) else False)
         if not box.kept or (0 in box.extent and 0 not in tensor.shape):
             continue
-        order, dtype, held = axes.get(name, tuple(range(tensor.ndim))), _dtype(tensor), hold(name, _local(tensor))
-        for offset, extent in boxes.tiles(box, order, ITEM_BYTES.get(dtype, 1)):
-            part = held if extent == box.extent else held.narrow(0, offset[0] - box.offset[0], extent[0])
-            region = Region(name, tuple(tensor.shape), dtype, order, offset, extent)
-            found.append(Piece(region, _bytes(part, order)))
+        dim, dtype, held = slices.get(name, 0), _dtype(tensor), hold(name, _local(tensor))
+        natural = tuple(range(tensor.ndim))
+        for offset, extent in boxes.tiles(box, dim, ITEM_BYTES.get(dtype, 1)):
+            part = held if extent == box.extent else held.narrow(dim, offset[dim] - box.offset[dim], extent[dim])
+            found.append(Piece(Region(name, tuple(tensor.shape), dtype, natural, offset, extent), _bytes(part)))
     return found
 
 
@@ -224,9 +225,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def _bytes(local: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], memoryview]:
+def _bytes(local: torch.Tensor) -> Callable[[], memoryview]:
     def data() -> memoryview:
-        return _memory(local.to("cpu").permute(axes).contiguous())
+        return _memory(local.to("cpu").contiguous())
 
     return data
 

@@ -67,14 +67,14 @@ class Saver:
         self,
         step: int,
         state: logical.State,
-        axes: logical.Axes,
+        slices: logical.Slices,
         header: Mapping[str, Any],
         owner: bool | None = None,
         *,
         durable: bool = True,
         snapshot: bool = False,
     ) -> None:
-        """Save this rank's pieces of `state` as they are now; `owner` as in `logical.pieces`."""
+        """Save this rank's pieces of `state` as they are now; `slices` and `owner` as in `logical.pieces`."""
         began = time.perf_counter()
         if durable and not self._clear_way():
             reason = f"the save of step {self._saving_step} is still being written"
@@ -84,7 +84,7 @@ class Saver:
             return
         self._finish_writing()
         try:
-            pieces = logical.pieces(state, axes, owner, self.copies.take)
+            pieces = logical.pieces(state, slices, owner, self.copies.take)
             taken = self.copies.taken()
         except Exception as error:
             self.report(self._failed(step, error) if durable else self._forgotten(step, error))

@@ -257,7 +257,7 @@ class Reader:
         for low in range(0, len(out), at_once):
             part, start = out[low : low + at_once], first * index.block + low
             try:
-                length = _read_into(self.storage, self.path, start, part)
+                length = self.storage.read_into(self.path, start, part)
             except FileNotFoundError:
                 raise Corrupt(self.path, "missing") from None
             if length < len(part):
@@ -334,10 +334,3 @@ def _entry(piece: dict[str, Any]) -> Entry:
 
 def _plain(value: str | tuple[int, ...]) -> str | list[int]:
     return value if isinstance(value, str) else list(value)
-
-
-def _read_into(storage: Storage, path: str, start: int, out: memoryview) -> int:
-    """Fill `out` with the bytes from `start` on; how many there were."""
-    data = storage.read(path, start, start + len(out))
-    out[: len(data)] = data
-    return len(data)

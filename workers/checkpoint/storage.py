@@ -30,6 +30,8 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from fsspec.core import split_protocol, url_to_fs
 
+from workers.checkpoint.writeback import Early
+
 UNFINISHED = ".unfinished"  # suffix of local temporary files; they start with a dot as well
 CHANGED = ("mtime", "LastModified", "last_modified", "updated", "created")  # what file systems call that time
 
@@ -90,6 +92,12 @@ class Storage:
         """All bytes, or those of [start, end) that are there."""
         with self._turn:
             return bytes(self.fs.cat_file(self._full(path), start=start, end=end))
+
+    def read_into(self, path: str, start: int, out: memoryview) -> int:
+        """Fill `out` with the bytes from `start` on; how many were there."""
+        data = self.read(path, start, start + len(out))
+        out[: len(data)] = data
+        return len(data)
 
     def size(self, path: str) -> int:
         return int(self.fs.size(self._full(path)))
@@ -161,7 +169,7 @@ class LocalStorage(Storage):
         temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}{UNFINISHED}")
         try:
             with temporary.open("xb") as out:
-                yield out
+                yield cast(BinaryIO, Early(cast(BinaryIO, out)))
                 out.flush()
                 os.fsync(out.fileno())
             _link(temporary, final)
@@ -169,6 +177,14 @@ class LocalStorage(Storage):
             temporary.unlink(missing_ok=True)
         for folder in {final.parent, *(folder.parent for folder in made)}:
             _sync(folder)
+
+    def read_into(self, path: str, start: int, out: memoryview) -> int:
+        done = 0
+        with Path(self._full(path)).open("rb", buffering=0) as file:
+            file.seek(start)
+            while done < len(out) and (count := file.readinto(out[done:])):
+                done += count
+        return done
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         with Path(self._full(path)).open("rb") as file:

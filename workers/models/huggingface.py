@@ -24,13 +24,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from workers.checkpoint import logical, manifest, shards
+from workers.checkpoint import boxes, logical, manifest, shards
+from workers.checkpoint.boxes import Box
 from workers.checkpoint.manifest import Manifest, Stored
 from workers.checkpoint.shards import Piece, Region
 from workers.checkpoint.storage import Storage
 from workers.models import families, safetensors
 from workers.models.decoder import Decoder
-from workers.models.sharding import stored_axes
+from workers.models.sharding import sliced
 from workers.spec import ModelSpec, ParallelLayout
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -266,14 +267,15 @@ def _row(tensor: manifest.Tensor, number: int) -> manifest.Tensor:
 
 def _pieces(name: str, weight: Weight, dtype: str, state: tuple[str, ...]) -> Iterator[Piece]:
     """A parameter and its optimizer state, in pieces of whole rows."""
-    axes = stored_axes(Decoder.SHARDING, name, len(weight.shape))
+    natural, dim = tuple(range(len(weight.shape))), sliced(Decoder.SHARDING, name)
     for first, count in _row_ranges(weight.shape, dtype):
-        offset, extent = (first, *(0 for _ in weight.shape[1:])), (count, *weight.shape[1:])
-        box = Region(f"model.{name}", weight.shape, dtype, axes, offset, extent)
-        yield Piece(box, functools.partial(_taken, weight, box))
-        for slot in state:
-            zeros = dataclasses.replace(box, tensor=f"optimizer.{slot}.{name}")
-            yield Piece(zeros, functools.partial(bytes, zeros.nbytes))
+        rows = Box((first, *(0 for _ in weight.shape[1:])), (count, *weight.shape[1:]), kept=True)
+        for offset, extent in boxes.tiles(rows, dim, shards.ITEM_BYTES[dtype]):
+            region = Region(f"model.{name}", weight.shape, dtype, natural, offset, extent)
+            yield Piece(region, functools.partial(_taken, weight, region))
+            for slot in state:
+                zeros = dataclasses.replace(region, tensor=f"optimizer.{slot}.{name}")
+                yield Piece(zeros, functools.partial(bytes, zeros.nbytes))
 
 
 def _read(entry: safetensors.Entry, first: int, count: int) -> torch.Tensor:
@@ -282,8 +284,10 @@ def _read(entry: safetensors.Entry, first: int, count: int) -> torch.Tensor:
 
 
 def _taken(weight: Weight, box: Region) -> memoryview:
-    rows = weight.rows(box.offset[0], box.extent[0])
-    return _bytes(rows.to(getattr(torch, box.dtype)).permute(box.axes))
+    part = weight.rows(box.offset[0], box.extent[0])
+    for dim, (first, count) in enumerate(zip(box.offset[1:], box.extent[1:], strict=True), 1):
+        part = part.narrow(dim, first, count)
+    return _bytes(part.to(getattr(torch, box.dtype)))
 
 
 def _row_ranges(shape: tuple[int, ...], dtype: str) -> Iterator[tuple[int, int]]:

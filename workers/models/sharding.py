@@ -31,7 +31,6 @@ def _rule(rules: Rules, name: str) -> tuple[Axis | None, int | None]:
     return rules.get(".".join(name.split(".")[-2:]), (None, None))
 
 
-def stored_axes(rules: Rules, name: str, ndim: int) -> tuple[int, ...]:
-    """Order in which a checkpoint stores the dimensions, so that a tp slice is a run of whole rows."""
-    first = dimension(rules, name, "tp") or 0
-    return (first, *(dim for dim in range(ndim) if dim != first))
+def sliced(rules: Rules, name: str) -> int:
+    """The dimension along which a checkpoint stores it in tiles, so that a tp slice is a run of whole ones."""
+    return dimension(rules, name, "tp") or 0

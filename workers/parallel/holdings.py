@@ -18,7 +18,7 @@ from workers.checkpoint import boxes
 from workers.checkpoint.boxes import Box, Wanted
 from workers.models import registry
 from workers.models.moe import MixtureOfExperts
-from workers.models.sharding import dimension, stored_axes
+from workers.models.sharding import dimension, sliced
 from workers.optimizer import Optimizer
 from workers.parallel import expert, pipeline, tensor
 from workers.parallel.precision import PARAMETERS
@@ -31,7 +31,7 @@ class Held:
 
     shape: tuple[int, ...]  # of the whole
     dtype: str
-    axes: tuple[int, ...]  # stored order of the dimensions
+    slice: int  # the dimension along which it is stored in tiles
     box: Box
 
     @property
@@ -45,7 +45,7 @@ class Logical:
 
     shape: tuple[int, ...]
     dtype: str
-    axes: tuple[int, ...]
+    slice: int
     dim: int | None  # cut by tp, or of experts by ep
     of_experts: bool
     sharded: bool = True  # over the replicas too
@@ -106,7 +106,7 @@ class Holdings:
         cuts = [(one.dim, parts, part)] if one.dim is not None else []
         cuts += [(0, shards, shard)] if one.sharded else []
         kept = copy == 0 and (one.dim is not None or part == 0) and (one.sharded or shard == 0)
-        return Held(one.shape, one.dtype, one.axes, Box(*boxes.cut(one.shape, cuts), kept))
+        return Held(one.shape, one.dtype, one.slice, Box(*boxes.cut(one.shape, cuts), kept))
 
     def _of_stage(self, stage: int) -> tuple[dict[str, Logical], dict[str, Logical]]:
         """Names that the stage owns, and copies of what another one owns."""
@@ -129,14 +129,12 @@ class Holdings:
                 shape, dim = shapes[name], cuts[name].dim if name in cuts else None
                 of_experts = dimension(rules, name, "ep") is not None
                 into = copies if name == "embedding.weight" and not part.first else own
-                into[f"{slot}.{name}"] = Logical(
-                    shape, _dtype(parameter), stored_axes(rules, name, len(shape)), dim, of_experts
-                )
+                into[f"{slot}.{name}"] = Logical(shape, _dtype(parameter), sliced(rules, name), dim, of_experts)
         for name, module in part.named_modules():
             if isinstance(module, MixtureOfExperts) and module.spec.bias_rate:
                 balance = module.router.balance
                 own[f"model.{name}.router.balance"] = Logical(
-                    tuple(balance.shape), _dtype(balance), (0,), None, False, sharded=False
+                    tuple(balance.shape), _dtype(balance), 0, None, False, sharded=False
                 )
         return own, copies
 

@@ -41,29 +41,32 @@ def test_cuts(shape, cuts, offset, extent):
 
 
 @pytest.mark.parametrize(
-    ("extent", "axes", "item_bytes", "rows"),
+    ("extent", "dim", "item_bytes", "rows"),
     [
-        ((4096, 1024), (0, 1), 4, [4096]),  # stored by rows of the first dimension: any cut of it is a run
-        ((4096, 1024), (1, 0), 4, [256] * 16),
-        ((1024, 1024), (1, 0), 4, [256] * 4),  # none is below a mebibyte
-        ((1000, 1024), (1, 0), 4, [334, 334, 332]),
-        ((100, 1024), (1, 0), 4, [100]),
-        ((3, MIB), (1, 0), 4, [1, 1, 1]),
-        ((9, MIB), (1, 0), 8, [1] * 9),
-        ((17, MIB), (1, 0), 8, [2] * 8 + [1]),  # sixteen at most
-        ((8, MIB, 2), (2, 0, 1), 1, [1] * 8),
-        ((MIB,), (0,), 8, [MIB]),
-        ((), (), 8, [()]),
+        ((4096, 1024), 0, 4, [4096]),  # any cut of the first dimension is a run
+        ((1024, 4096), 1, 4, [256] * 16),
+        ((1024, 1024), 1, 4, [256] * 4),  # none is below a mebibyte
+        ((1024, 1000), 1, 4, [334, 334, 332]),
+        ((1024, 100), 1, 4, [100]),
+        ((MIB, 3), 1, 4, [1, 1, 1]),
+        ((MIB, 9), 1, 8, [1] * 9),
+        ((MIB, 17), 1, 8, [2] * 8 + [1]),  # sixteen at most
+        ((2, MIB, 8), 2, 1, [1] * 8),
+        ((MIB,), 0, 8, [MIB]),
+        ((), 0, 8, [()]),
     ],
 )
-def test_tiles(extent, axes, item_bytes, rows):
+def test_tiles(extent, dim, item_bytes, rows):
     offset = (7,) * len(extent)
-    found = boxes.tiles(Box(offset, extent, True), axes, item_bytes)
+    found = boxes.tiles(Box(offset, extent, True), dim, item_bytes)
     if not extent:
         assert found == [((), ())]
         return
     starts = itertools.accumulate(rows[:-1], initial=7)
-    assert found == [((at, *offset[1:]), (size, *extent[1:])) for at, size in zip(starts, rows, strict=True)]
+    assert found == [
+        ((*offset[:dim], at, *offset[dim + 1 :]), (*extent[:dim], size, *extent[dim + 1 :]))
+        for at, size in zip(starts, rows, strict=True)
+    ]
     assert sum(math.prod(part) for _, part in found) == math.prod(extent)
 
 

@@ -20,11 +20,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from workers.checkpoint import logical, manifest, shards
 from workers.checkpoint.logical import Mismatch
 from workers.checkpoint.manifest import BadCheckpoint, Incomplete
+from workers.checkpoint.shards import Piece, Region
 from workers.checkpoint.storage import LocalStorage, Storage
 
 pytestmark = pytest.mark.torch
 
-AXES = {"rows": (0, 1), "columns": (1, 0), "cube": (2, 0, 1)}
+SLICES = {"rows": 0, "columns": 1, "cube": 2}
 
 
 @contextlib.contextmanager
@@ -119,7 +120,7 @@ def save(storage: Storage, layout: Layout, state: dict[str, torch.Tensor], step:
     records = []
     for rank in range(layout.world):
         with as_rank(rank, layout.world):
-            pieces = logical.pieces(layout.shard(state, rank), AXES)
+            pieces = logical.pieces(layout.shard(state, rank), SLICES)
         records.append(shards.write(storage, manifest.folder(step, 1, "a"), rank, pieces))
     return assemble(storage, records, step)
 
@@ -173,22 +174,36 @@ def test_a_checkpoint_of_many_ranks_is_read_without_a_group(saved):
     manifest.verify(storage, checkpoint.path)
 
 
-def written(storage: Storage, state: dict[str, torch.Tensor], axes: logical.Axes = AXES) -> manifest.Manifest:
-    pieces = logical.pieces(state, axes)
+def written(storage: Storage, state: dict[str, torch.Tensor], slices: logical.Slices = SLICES) -> manifest.Manifest:
+    pieces = logical.pieces(state, slices)
     return assemble(storage, [shards.write(storage, manifest.folder(1, 1, "a"), 0, pieces)])
 
 
-@pytest.mark.parametrize("axes", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("view", ["plain", "transposed", "strided"])
-def test_any_memory_order_goes_in_and_out(storage, axes, view):
+def test_any_memory_order_goes_in_and_out(storage, dim, view):
     views = {"plain": lambda t: t, "transposed": torch.t, "strided": lambda t: t[:, ::2]}
     tensor = views[view](torch.randn(6, 10))
-    made = written(storage, {"w": tensor}, {"w": axes})
+    made = written(storage, {"w": tensor}, {"w": dim})
     blank = views[view](torch.zeros(6, 10))
     logical.load({"w": blank}, made, storage)
     assert torch.equal(blank, tensor)
     data = storage.read(made.shards[0].path)
-    assert data == tensor.permute(axes).contiguous().numpy().tobytes()
+    assert data == tensor.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("axes", [(1, 0, 2), (2, 0, 1), (2, 1, 0)])
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t.permute(2, 1, 0), lambda t: t[:, ::2]])
+def test_what_is_stored_turned_is_read_as_well(storage, axes, view):
+    """The format lets dimensions be stored in any order, and earlier checkpoints were."""
+    tensor = view(torch.randn(6, 10, 4))
+    shape = tuple(tensor.shape)
+    region = Region("w", shape, "float32", axes, (0, 0, 0), shape)
+    piece = Piece(region, lambda: tensor.permute(axes).contiguous().numpy().tobytes())
+    made = assemble(storage, [shards.write(storage, manifest.folder(1, 1, "a"), 0, [piece])])
+    blank = view(torch.zeros(6, 10, 4))
+    logical.load({"w": blank}, made, storage)
+    assert torch.equal(blank, tensor)
 
 
 def test_scalars_empty_tensors_and_parameters(storage):
@@ -221,11 +236,15 @@ class Counted(LocalStorage):
         Counted.total += len(data) if path.endswith(".bin") else 0
         return data
 
+    def read_into(self, path: str, start: int, out: memoryview) -> int:
+        Counted.total += len(out)
+        return super().read_into(path, start, out)
+
 
 def test_a_tensor_parallel_rank_reads_its_own_rows_only(tmp_path):
     plain = Storage.open(str(tmp_path))
     state = {"w": torch.randn(1024, 4096)}  # 16 MiB, cut along columns
-    made = written(plain, state, {"w": (1, 0)})
+    made = written(plain, state, {"w": 1})
     counted, layout = Counted(plain.fs, plain.root, plain.uri), Layout((4,), ((0, 1),))
     with as_rank(2, 4):
         blank = layout.shard({"w": torch.zeros(1024, 4096)}, 2)
@@ -327,7 +346,7 @@ def test_what_fully_shard_makes_of_tensor_parallel_parameters(storage, rows):
 
     for rank in range(dp * tp):
         with as_rank(rank, dp * tp):
-            pieces = logical.pieces(dict(module(rank, weight, bias).named_parameters()), {"weight": (1, 0)})
+            pieces = logical.pieces(dict(module(rank, weight, bias).named_parameters()), {"weight": 1})
             records.append(shards.write(storage, manifest.folder(1, 1, "a"), rank, pieces))
     made = assemble(storage, records)
     blank = {"weight": torch.zeros(rows, 6), "bias": torch.zeros(6)}

@@ -227,7 +227,9 @@ def cut(data):
     return data[:-1]
 
 
-@pytest.mark.parametrize(("damage", "why"), [(flip, rf"block {1_500_000 // BLOCK}\) fail their checksum"), (cut, "bytes instead of")])
+@pytest.mark.parametrize(
+    ("damage", "why"), [(flip, rf"block {1_500_000 // BLOCK}\) fail their checksum"), (cut, "bytes instead of")]
+)
 def test_damage_to_a_shard_is_found_and_named(storage, checkpoint, damage, why):
     made = checkpoint(storage, 5)
     path = manifest.publish(storage, made)

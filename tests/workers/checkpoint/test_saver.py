@@ -90,7 +90,7 @@ def test_a_save_holds_the_state_as_it_was(storage, assignment):
     saver = Saver(gate, assignment, heard.append)
     weight = torch.randn(64, 32)
     before = weight.clone()
-    saver.save(5, {"w": weight}, {"w": (1, 0)}, {"samples": 40})
+    saver.save(5, {"w": weight}, {"w": 1}, {"samples": 40})
     weight.zero_()  # training goes on while nothing is written yet
     assert heard == []
     gate.opened.set()
@@ -248,12 +248,12 @@ def test_storage_is_written_from_memory_and_byte_for_byte_the_same(storage, shel
     saver = Saver(gate, assignment, heard.append, shelf)
     weight = torch.randn(64, 32)
     before = weight.clone()
-    saver.save(5, {"w": weight}, {"w": (1, 0)}, {"samples": 40}, durable=True, snapshot=True)
+    saver.save(5, {"w": weight}, {"w": 1}, {"samples": 40}, durable=True, snapshot=True)
     until(lambda: heard)
     assert heard == [reports.SnapshotTaken(5, 0, weight.nbytes, heard[0].stall_s)]
     until(lambda: not saver.busy)  # the copies are free, though storage has nothing yet
     weight.zero_()
-    saver.save(6, {"w": weight}, {"w": (1, 0)}, {"samples": 48}, durable=False, snapshot=True)
+    saver.save(6, {"w": weight}, {"w": 1}, {"samples": 48}, durable=False, snapshot=True)
     until(lambda: len(heard) == 2)
     gate.opened.set()
     saver.close()

@@ -22,6 +22,10 @@ class Counted(LocalStorage):
         self.__dict__.setdefault("ranges", []).append((start, end))
         return super().read(path, start, end)
 
+    def read_into(self, path, start, out):
+        self.__dict__.setdefault("ranges", []).append((start, start + len(out)))
+        return super().read_into(path, start, out)
+
 
 def whole(name: str, data: bytes) -> Piece:
     return Piece(Region(name, (len(data),), "uint8", (0,), (0,), (len(data),)), lambda: data)

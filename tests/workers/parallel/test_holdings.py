@@ -54,14 +54,14 @@ def held(store: dist.Store, rank: int, run: RunSpec) -> tuple[dict[str, Held], d
         engine = Engine(run, corpus.vocabulary, axes, torch.device("cpu"))
         filled: dict[str, torch.Tensor] = {}
         engine.restore(filled.update, engine.progress())
-        return told(engine.state(), engine.axes()), told(filled, engine.axes())
+        return told(engine.state(), engine.slices()), told(filled, engine.slices())
 
 
-def told(state: dict[str, torch.Tensor], axes: dict[str, tuple[int, ...]]) -> dict[str, Held]:
+def told(state: dict[str, torch.Tensor], slices: dict[str, int]) -> dict[str, Held]:
     """As the tensors say it themselves; an engine gives no stored order for a copy, which it doesn't store."""
     return {
         name: Held(
-            tuple(tensor.shape), logical._dtype(tensor), axes.get(name, ()), logical._box(name, tensor, owner=False)
+            tuple(tensor.shape), logical._dtype(tensor), slices.get(name, 0), logical._box(name, tensor, owner=False)
         )
         for name, tensor in state.items()
     }
@@ -85,6 +85,6 @@ def test_each_element_is_kept_once(name: str) -> None:
     for rank in range(run.parallel.world):
         for key, one in holdings.of(rank).items():
             count = counts.setdefault(key, torch.zeros(one.shape, dtype=torch.int64))
-            for offset, extent in boxes.tiles(one.box, one.axes, 8) if one.box.kept else []:
+            for offset, extent in boxes.tiles(one.box, one.slice, 8) if one.box.kept else []:
                 count[tuple(slice(at, at + size) for at, size in zip(offset, extent, strict=True))] += 1
     assert all((count == 1).all() for count in counts.values())
