@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 Cut = tuple[int, int, int]
 """Dimension, number of parts, and which of them."""
 
-TILES, TILE_BYTES = 16, 1 << 20
+TILES, TILE_BYTES = 16, 4 << 20
 """A piece is stored in at most so many tiles, none smaller than this."""
 
 

@@ -56,7 +56,8 @@ def test_cuts(shape, cuts, offset, extent):
         ((), 0, 8, [()]),
     ],
 )
-def test_tiles(extent, dim, item_bytes, rows):
+def test_tiles(monkeypatch, extent, dim, item_bytes, rows):
+    monkeypatch.setattr(boxes, "TILE_BYTES", MIB)
     offset = (7,) * len(extent)
     found = boxes.tiles(Box(offset, extent, True), dim, item_bytes)
     if not extent:

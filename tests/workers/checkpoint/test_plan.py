@@ -88,7 +88,10 @@ class Noted(LocalStorage):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_load_reads_the_blocks_of_its_plan_and_no_other(tmp_path: Path, dim: int) -> None:
+def test_a_load_reads_the_blocks_of_its_plan_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dim: int
+) -> None:
+    monkeypatch.setattr(boxes, "TILE_BYTES", 1 << 20)
     plain = Storage.open(str(tmp_path))
     state = {name: torch.randn(3000, 500) for name in ("a", "b", "c")}
     pieces = logical.pieces(state, dict.fromkeys(state, dim))
