@@ -69,5 +69,5 @@ def test_no_bit_changes_from_layout_to_layout(pool: Pool, tmp_path: Path, chain:
 
 @pytest.mark.server
 def test_no_bit_changes_on_object_storage(pool: Pool) -> None:
-    with s3.served() as (uri, place):
+    with s3.served("seaweed") as (uri, place):
         carry(pool, f"{uri}/runs", "experts", MIXED, place)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -302,13 +303,18 @@ def test_f15_damage_is_found_named_and_walked_back_from(
 # F16
 
 
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with s3.served("seaweed") as (uri, _):
+        yield uri
+
+
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.server)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     if request.param == "local":
         yield Storage.open(str(tmp_path)).child("job")
         return
-    with s3.served() as (uri, _):
-        yield Storage.open(uri).child("job")
+    yield Storage.open(request.getfixturevalue("bucket")).child(uuid.uuid4().hex)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -338,8 +344,8 @@ def test_f16_an_older_attempt_that_publishes_late_is_never_the_newest(place: Sto
         publisher(place, 1, "t1").publish(5, reports[2])
 
 
-def test_f16_at_the_same_moment(tmp_path: Path) -> None:
-    storage, count = Storage.open(str(tmp_path)), 6
+def test_f16_at_the_same_moment(place: Storage) -> None:
+    storage, count = place, 6
     for step in range(1, 21):
         each = [(publisher(storage, 1, f"t{n}"), saved(storage, step, 1, f"t{n}")) for n in range(count)]
         meeting, ended = threading.Barrier(count), []

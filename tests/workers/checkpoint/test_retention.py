@@ -39,7 +39,7 @@ DAY = ABANDONED_S
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    with s3.served() as (uri, _):
+    with s3.served("seaweed") as (uri, _):
         yield uri
 
 

@@ -18,7 +18,7 @@ from workers.checkpoint.storage import UNFINISHED, LocalStorage, Storage
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    with s3.served() as (uri, _):
+    with s3.served("seaweed") as (uri, _):
         yield uri
 
 
@@ -70,9 +70,9 @@ def test_a_stream_that_fails_leaves_nothing(storage):
     assert storage.read("a/b") == b"whole"
 
 
-def test_of_many_creators_one_wins(tmp_path):
-    """On a local folder; on S3 it is the server's word, and the one for tests looks first and then writes."""
-    storage = Storage.open(str(tmp_path))
+@pytest.mark.parametrize("storage", ["local", pytest.param("s3", marks=pytest.mark.server)], indirect=True)
+def test_of_many_creators_one_wins(storage):
+    """fsspec's memory looks first and then writes, so it is not asked."""
     outcomes: list[bytes] = []
 
     def race(data: bytes) -> None:
