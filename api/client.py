@@ -30,6 +30,7 @@ from api.views import (
     MetricsPage,
     Nodes,
     NodeView,
+    PlanView,
     StepView,
 )
 from service.contracts import errors
@@ -193,6 +194,13 @@ class Client:
             if deadline is not None and time.monotonic() > deadline:
                 raise errors.ClusterError(f"{state}, after {timeout_s:g} s", hint=f"phalanx events {uid}")
             time.sleep(POLL_S)
+
+    def plan(
+        self, spec: JobSpec | Mapping[str, Any], fleet: Mapping[str, Any] | None = None, tokens: float | None = None
+    ) -> PlanView:
+        """What the job would be, on the fleet that the API sees or on the one given. Starts nothing."""
+        job = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
+        return self._post(PlanView, "/v1/plan", body={"job": job, **_given(fleet=fleet, tokens=tokens)})
 
     def nodes(self) -> tuple[NodeView, ...]:
         return self._get(Nodes, "/v1/nodes").nodes

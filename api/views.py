@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from service.contracts.status import JobView, View
+from workers.spec import ParallelLayout
 
 
 class JobsPage(View):
@@ -138,6 +139,84 @@ class NodeView(View):
 
 class Nodes(View):
     nodes: tuple[NodeView, ...]
+
+
+class RankMemory(View):
+    """Bytes on a device of one pipeline rank, as the cost model estimates them."""
+
+    rank: int
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    overhead: float  # context, allocator, communicators
+    total: float
+
+
+class SnapshotView(View):
+    every_steps: int  # 0: none are taken
+    gpu_bytes: float  # of the fullest device
+    node_bytes: float  # of one copy; two generations of two copies are kept
+    copy_s: float  # that the ranks wait
+    share: float  # of the time
+
+
+class EstimateView(View):
+    """What the cost model says of a layout. `parts` are seconds of a mean rank that sum to `step_s`."""
+
+    accelerator: str
+    step_s: float
+    parts: dict[str, float]
+    bubble: float
+    mfu: float
+    tokens_per_s: float
+    tokens: float  # that the next two are for
+    days: float
+    gpu_hours: float
+    device_bytes: float
+    usable_bytes: float
+    fits: bool
+    memory: tuple[RankMemory, ...]  # by pipeline rank
+    snapshot: SnapshotView
+
+
+class AlternativeView(View):
+    """Another layout: `ratio` is its step time over the plan's."""
+
+    layout: ParallelLayout
+    described: str
+    step_s: float
+    mfu: float
+    memory_bytes: float
+    ratio: float
+    why: str
+
+
+class MapView(View):
+    """Where ranks stand: a rack, or racks that follow each other and are alike."""
+
+    racks: str
+    nodes: str
+    slots: int
+    held: tuple[str, ...]
+    text: str
+
+
+class PlanView(View):
+    """`estimate` is none, and `others` empty, where no figures are known of the devices. `others` are the next best of
+    a layout that was chosen; of one that the job names, they are what would have been chosen, and the next best.
+    """
+
+    job: str
+    slots: int
+    layout: ParallelLayout
+    described: str
+    chosen: bool  # by the planner
+    reason: str
+    estimate: EstimateView | None
+    others: tuple[AlternativeView, ...]
+    map: tuple[MapView, ...]
 
 
 class Health(View):

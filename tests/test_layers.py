@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 LIGHT = [
     "service.core.machine",
     "service.contracts.job",
+    "service.sim.scenario",
     "workers.spec",
     "workers.reports",
     "workers.cursor",

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.torch]
 def test_a_killed_rank_changes_no_loss(world: World, pool: Pool, tmp_path: Path) -> None:
     spec = parse_job(JOB)
     undisturbed, *_ = pool.run(8, runs.train, str(tmp_path), spec.run(ParallelLayout(dp=2, pp=2, tp=2)), 1, ())
-    hit = world.submit(name="hit")
+    hit = world.submit(name="hit", checkpoint={"snapshot_every": 0})  # back from storage
     world.kill(hit, attempt=1, rank=5, after=17)
     view = world.finish(hit)
 

@@ -59,13 +59,16 @@ def judge(case: Case, blind: bool = True) -> Judged:
 def evaluate(table: Iterable[Row]) -> dict[str, Any]:
     """The figures that `phalanx plan evaluate --json` prints."""
     cases, skipped = read(table)
-    judged = [judge(case) for case in cases]
+    return figures([judge(case) for case in cases], skipped)
+
+
+def figures(judged: Sequence[Judged], skipped: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
     timed = [each for each in judged if each.case.measured_s is not None]
     scope = [each for each in timed if not each.case.out_of_scope]
     stored = [each for each in judged if each.case.measured_bytes is not None]
     inside = [each for each in stored if not each.case.out_of_scope]
     return {
-        "rows_used": len(cases),
+        "rows_used": len(judged),
         "rows_in_scope": len(scope),
         "rows_skipped": len(skipped),
         "skipped": [{"row": number, "source": source, "reason": why} for number, source, why in skipped],
@@ -169,9 +172,8 @@ def regret(judged: Sequence[Judged]) -> dict[str, Any]:
 
 
 def probed(judged: Sequence[Judged]) -> dict[str, float | None]:
-    """Errors after one row of each source and GPU has set a scale: the row whose own error is its source's median.
-
-    That row is left out, and so are sources with one row."""
+    """Errors after the first row of each source and GPU has set a scale; that row is left out, and so are sources with
+    one row."""
     groups: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for each in judged:
         groups[each.case.source, each.case.cluster.gpu.name].append(each)

@@ -1,37 +1,136 @@
 """The layout of `parallel: auto`, and whether a job can ever run on a fleet.
 
-There is no cost model here: neither memory nor step time is predicted. The choice is the layout with the
-fewest model-parallel ranks that uses all slots of the job and fits the fleet when it is empty; a job whose
-model needs more memory than that leaves to a rank must name its own layout.
+On GPUs that the hardware table knows it is the fastest one by the cost model that fits their memory and can be placed
+when the fleet is empty. Elsewhere neither memory nor step time is predicted: it is then the layout with the fewest
+model-parallel ranks that uses all slots of the job; a job whose model needs more memory than that leaves to a rank
+must name its own layout.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from service.contracts.cluster import Fleet, Node
 from service.contracts.errors import PlacementRefused, UserError
-from service.contracts.job import JobSpec
+from service.contracts.job import JobSpec, PlacementPolicy
 from service.core import placement
-from workers.spec import ParallelLayout, layouts
+from service.core.plan import kinds, mixed, ranking, reasons
+from service.core.plan.kinds import Kind
+from service.core.plan.ranking import Plan
+from workers.models.spec import ModelSpec
+from workers.spec import ParallelLayout, TrainSpec, layouts
+
+SHOWN = 4  # plans that are kept: the best and the next three
+
+
+class MemoryLacking(PlacementRefused):
+    """No layout of the model fits the memory of so many devices."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """What to place, and on which nodes. `plans`: the best by the cost model, of which it is the first; none where the
+    cost model was not asked. `speeds`: FLOP/s of one device by kind, where replicas are to stand on several."""
+
+    layout: ParallelLayout
+    reason: str
+    fleet: Fleet
+    plans: tuple[Plan, ...] = ()
+    speeds: Mapping[str, float] | None = None
 
 
 def choose(spec: JobSpec, fleet: Fleet) -> tuple[ParallelLayout, str]:
-    """The layout and the sentence that says why. PlacementRefused when none fits even the empty fleet."""
+    """The layout and the sentence that says why. PlacementRefused when none fits even the empty fleet.
+
+    For those who place it without the speeds of `chosen`: which replica stands on which kind is then not known.
+    """
+    choice = chosen(spec, fleet)
+    layout = choice.layout.model_copy(update={"replica_weights": None}) if choice.speeds else choice.layout
+    return layout, choice.reason
+
+
+def chosen(spec: JobSpec, fleet: Fleet, taken: Set[tuple[str, int]] = frozenset()) -> Choice:
+    """As `choose`. Of kinds of GPU those that have room beside what is `taken` come first."""
     if isinstance(spec.parallel, ParallelLayout):
-        return spec.parallel, f"{spec.parallel} as the job asks"
+        return Choice(spec.parallel, f"{spec.parallel} as the job asks", fleet)
+    slots = spec.resources.slots
+    known = kinds.of(fleet, spec.resources.device)
+    alone = [kind for kind in known if kind.fleet.slots >= slots]
+    if not alone:
+        return _together(spec, fleet, known)
+    roomy = [kind for kind in alone if kind.free(taken) >= slots] or alone
+    answers = [_by_cost(spec.model, spec.train, spec.placement, slots, kind) for kind in roomy]
+    if best := [answer for answer in answers if isinstance(answer, Choice)]:
+        return min(best, key=lambda choice: choice.plans[0].estimate.step_s)
+    if refused := next((answer for answer in answers if isinstance(answer, PlacementRefused)), None):
+        raise type(refused)(refused.message, hint=refused.hint)
+    return _by_size(spec, fleet)
+
+
+def _together(spec: JobSpec, fleet: Fleet, known: tuple[Kind, ...]) -> Choice:
+    """On several kinds of GPU, where none has room alone and figures are known of enough of them."""
+    slots, there = spec.resources.slots, sum(kind.fleet.slots for kind in known)
+    if not known or there < slots:
+        return _by_size(spec, fleet)
+    if found := mixed.best(spec.model, spec.train, spec.placement, slots, known):
+        both = Fleet(tuple(node for kind in known for node in kind.fleet.nodes))
+        return Choice(found.plan.layout, found.reason, both, (found.plan,), found.speeds)
+    if lacking := _lacking(spec.model, spec.train, spec.placement, slots, mixed.smallest(known), there):
+        raise MemoryLacking(lacking.message, hint=lacking.hint)
+    return _by_size(spec, fleet)
+
+
+@functools.lru_cache(maxsize=64)
+def _by_cost(
+    model: ModelSpec, train: TrainSpec, policy: PlacementPolicy, slots: int, kind: Kind
+) -> Choice | PlacementRefused | None:
+    """On this kind; None where no layout is legal there. Asked at every pass of a queue, and so kept."""
+    plans = ranking.every(model, train, kind.cluster(slots, policy))
+    if not plans:
+        return _lacking(model, train, policy, slots, kind, kind.fleet.slots)
+    placed = tuple(itertools.islice(placeable(plans, kind.fleet, policy), SHOWN))
+    if not placed:
+        return PlacementRefused(_refused(plans[0].layout, kind.fleet, policy, "gpu") or "")
+    return Choice(placed[0].layout, reasons.best(placed, kind.gpu), kind.fleet, placed)
+
+
+@functools.lru_cache(maxsize=64)
+def _lacking(
+    model: ModelSpec, train: TrainSpec, policy: PlacementPolicy, slots: int, kind: Kind, there: int
+) -> MemoryLacking | None:
+    """Where every legal layout needs more memory than this kind has. `there`: slots that a larger job could ask for."""
+    cluster = kind.cluster(slots, policy)
+    lean = ranking.leanest(model, train, cluster)
+    if lean is None or lean[1] <= ranking.estimating(model, train, cluster).limit:
+        return None
+    more = ranking.enough(model, train, cluster)
+    return MemoryLacking(reasons.lacking(lean[0], lean[1], slots, kind.gpu), hint=reasons.enough(more, there))
+
+
+def placeable(plans: Sequence[Plan], fleet: Fleet, policy: PlacementPolicy) -> Iterator[Plan]:
+    """Those that the empty fleet has places for, which is a matter of dp, pp and tp alone."""
+    fits: dict[tuple[int, int, int], bool] = {}
+    for plan in plans:
+        sizes = (plan.layout.dp, plan.layout.pp, plan.layout.tp)
+        if sizes not in fits:
+            fits[sizes] = _refused(plan.layout, fleet, policy, "gpu") is None
+        if fits[sizes]:
+            yield plan
+
+
+def _by_size(spec: JobSpec, fleet: Fleet) -> Choice:
     candidates = _full(spec)
     if not candidates:
         raise PlacementRefused(f"no layout of this model and batch uses all {spec.resources.slots} slots")
     for layout in candidates:
         if _refusal(spec, layout, fleet) is None:
             ranks = layout.pp * layout.tp
-            return (
-                layout,
-                f"{layout} uses all {layout.world} slots with the fewest model-parallel ranks, {ranks}",
-            )
+            reason = f"{layout} uses all {layout.world} slots with the fewest model-parallel ranks, {ranks}"
+            return Choice(layout, reason, fleet)
     raise PlacementRefused(_refusal(spec, candidates[0], fleet) or "")
 
 
@@ -74,10 +173,12 @@ def check_fits(spec: JobSpec, fleet: Fleet) -> None:
             field="parallel.tp",
         )
     try:
-        chosen, _ = choose(spec, fleet)
+        chosen_, _ = choose(spec, fleet)
+    except MemoryLacking as refused:
+        raise UserError(refused.message, hint=refused.hint, field="resources.slots") from None
     except PlacementRefused as refused:
         raise UserError(refused.message, hint=_working(spec, fleet), field="resources.slots") from None
-    problem = _refusal(spec, chosen, fleet)
+    problem = _refusal(spec, chosen_, fleet)
     if problem is not None:
         raise UserError(problem, hint=_working(spec, fleet), field="parallel")
 
@@ -100,8 +201,12 @@ def _full(spec: JobSpec) -> list[ParallelLayout]:
 
 
 def _refusal(spec: JobSpec, layout: ParallelLayout, fleet: Fleet) -> str | None:
+    return _refused(layout, fleet, spec.placement, spec.resources.device)
+
+
+def _refused(layout: ParallelLayout, fleet: Fleet, policy: PlacementPolicy, device: str) -> str | None:
     try:
-        placement.place(layout, fleet, frozenset(), spec.placement, spec.resources.device)
+        placement.place(layout, fleet, frozenset(), policy, device)
     except PlacementRefused as refused:
         return refused.message
     return None

@@ -1,0 +1,79 @@
+"""What is made of what a person gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.contracts.errors import UserError
+from service.contracts.job import JobSpec
+from service.sim import clock, scenario
+from service.sim.fleet import FleetSpec
+from service.sim.scenario import Asked
+from service.sim.stretch import Stall
+from tests.service.sim import world
+
+FLEET = FleetSpec(nodes=4, slots=2)
+
+
+def asked(job: JobSpec | None = None, **fields: object) -> Asked:
+    given = {"job": job or world.job(), "fleet": FLEET, "faults": "rates", "days": 2.0, "step_s": 10.0, **fields}
+    return Asked(**given)  # type: ignore[arg-type]
+
+
+def with_checkpoints(**fields: object) -> JobSpec:
+    return JobSpec.model_validate(world.job().model_dump() | {"checkpoint": fields})
+
+
+@pytest.mark.parametrize(
+    ("job", "snapshot_s", "snapshot", "checkpoint"),
+    [
+        (with_checkpoints(), 0.05, Stall(1, 50_000), Stall(100, 0)),  # cheap: after each step, and saves begin with one
+        (with_checkpoints(), 0.5, Stall(5, 500_000), Stall(100, 0)),  # as rarely as makes it a hundredth
+        (with_checkpoints(snapshot_every=3), 0.5, Stall(3, 500_000), Stall(100, 0)),
+        (with_checkpoints(snapshot_every=0, every_steps=7), 0.5, Stall(0, 0), Stall(7, 500_000)),
+    ],
+)
+def test_snapshots_come_as_the_ranks_would_take_them(
+    job: JobSpec, snapshot_s: float, snapshot: Stall, checkpoint: Stall
+) -> None:
+    made = scenario.made(asked(job, snapshot_s=snapshot_s))
+    assert (made.snapshot, made.checkpoint) == (snapshot, checkpoint)
+
+
+def test_an_auto_layout_is_the_cores_choice() -> None:
+    auto = JobSpec.model_validate(world.job().model_dump() | {"parallel": "auto"})
+    made = scenario.made(asked(auto, elastic=True))
+    assert made.pace.full == made.spec.parallel
+    assert made.pace.full.world == 4
+    assert made.elastic is not None
+    assert (made.elastic.min_slots, made.until) == (2, 2 * clock.DAY)
+    assert scenario.made(asked(auto)).elastic is None
+
+
+def test_rates_are_named_and_traces_come_by_path(tmp_path: Path) -> None:
+    spot = scenario.failures("rates:aws-p3-spot", FLEET, clock.DAY, 0)
+    usual = scenario.failures("rates", FLEET, clock.DAY, 0)
+    assert len(spot) > 20 > len(usual)
+    path = tmp_path / "trace.csv"
+    path.write_text("0,add,a\n0,add,b\n1000,remove,a\n5000,add,c\n9000,remove,b")
+    assert [(one.at, one.back) for one in scenario.failures(str(path), FleetSpec(nodes=2, slots=1), 8_000_000, 0)] == [
+        (1_000_000, 5_000_000)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"job": world.job(dp=12)}, "needs 12 gpu slots"),
+        ({"fleet": FleetSpec(nodes=4, slots=2, device="cpu")}, "no node of the fleet"),
+        ({"faults": "rates:moon"}, "no failure rates"),
+        ({"faults": "/no/such/file"}, "can't be read"),
+        ({"step_s": None, "fleet": FleetSpec(nodes=4, slots=2, gpu="Abacus")}, "not known"),
+        ({"step_s": 1e-6}, "too short"),
+    ],
+)
+def test_what_can_not_be_simulated_is_refused(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        scenario.made(asked(**fields))
