@@ -199,13 +199,13 @@ def _offer(turn: _Turn, job: Job) -> str | None:
     lack = queue.shortage(job, turn.jobs.values(), turn.fleet)
     if lack is not None:
         return lack
-    resources, taken = job.spec.resources, queue.taken(turn.jobs.values())
+    policy, device, taken = job.spec.placement, job.spec.resources.device, queue.taken(turn.jobs.values())
     try:
-        layout, why = search.choose(job.spec, turn.fleet)
-        slots = placement.place(layout, turn.fleet, taken, job.spec.placement, resources.device)
+        choice = search.chosen(job.spec, turn.fleet, taken)
+        slots = placement.place(choice.layout, choice.fleet, taken, policy, device, choice.speeds)
     except PlacementRefused as refused:
         return refused.message
-    turn.tell(job, SlotsFound(job.uid, layout, slots, why, turn.at))
+    turn.tell(job, SlotsFound(job.uid, choice.layout, slots, choice.reason, turn.at))
     return None
 
 

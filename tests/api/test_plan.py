@@ -121,8 +121,9 @@ def test_a_plan_on_two_kinds_of_gpu() -> None:
     assert found.layout.replica_weights is not None
     assert found.layout.replica_weights[0] == 1 > found.layout.replica_weights[-1]
     assert "no kind of GPU has room alone" in found.reason
-    assert found.map[0].nodes == "n2-n3"  # the first replicas stand on the faster ones
-    assert found.map[0].held[0].startswith("replicas 0-")
+    old, new = found.map  # the first replicas stand on the faster ones
+    assert old.text.startswith("rack r0: nodes n0-n1 of A100-80GB: replicas ")
+    assert new.text.startswith("rack r1: nodes n2-n3 of H100: replicas 0-")
     assert found.estimate is not None
     assert 0.2 < found.estimate.mfu < 0.6
 

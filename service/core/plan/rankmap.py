@@ -24,6 +24,7 @@ class Line:
     slots: int  # used
     holds: tuple[tuple[tuple[int, ...], Stages], ...]  # (replicas, pipeline ranks that these have here)
     block: int = 1  # racks that share pipelines
+    kind: str = ""  # of their devices, where the fleet has several
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -35,11 +36,13 @@ class Line:
     def __str__(self) -> str:
         racks = f"rack{'s' * (len(self.racks) > 1)} {names(self.racks)}"
         by = f", {self.block} by {self.block}" if 1 < self.block < len(self.racks) else ""
-        return f"{racks}{by}: nodes {names(self.nodes)}: {'; '.join(self.held)}"
+        of = f" of {self.kind}" if self.kind else ""
+        return f"{racks}{by}: nodes {names(self.nodes)}{of}: {'; '.join(self.held)}"
 
 
 def lines(layout: ParallelLayout, placed: Placement, fleet: Fleet) -> tuple[Line, ...]:
-    blocks = [_block(list(own)) for _, own in itertools.groupby(_racks(layout, placed, fleet), key=_pipelines)]
+    racks = list(_racks(layout, placed, fleet))
+    blocks = [_block(list(own)) for _, own in itertools.groupby(racks, key=_pipelines)]
     return tuple(_merged(list(alike)) for _, alike in itertools.groupby(blocks, key=_pattern))
 
 
@@ -54,16 +57,20 @@ def _racks(layout: ParallelLayout, placed: Placement, fleet: Fleet) -> Iterable[
     used = set(placed.nodes)
     nodes: dict[str, list[str]] = defaultdict(list)
     titles: dict[str, str] = {}
+    own: dict[str, set[str]] = defaultdict(set)
+    several = len({node.accelerator for node in fleet.nodes}) > 1
     for node in fleet.nodes:
         if node.id in used:
             nodes[node.rack_key].append(node.name)
+            own[node.rack_key].add(node.accelerator or node.device)
             titles[node.rack_key] = "/".join(filter(None, (node.zone, node.rack))) or node.name
     for rack, members in nodes.items():
         by_stages: dict[Stages, list[int]] = defaultdict(list)
         for dp in sorted(held[rack]):
             by_stages[tuple(sorted(held[rack][dp]))].append(dp)
         holds = tuple((tuple(replicas), stages) for stages, replicas in by_stages.items())
-        yield Line((titles[rack],), tuple(members), slots[rack], holds)
+        kind = " and ".join(sorted(own[rack])) if several else ""
+        yield Line((titles[rack],), tuple(members), slots[rack], holds, kind=kind)
 
 
 def _pipelines(line: Line) -> object:
@@ -74,18 +81,19 @@ def _pipelines(line: Line) -> object:
 def _block(racks: Sequence[Line]) -> Line:
     if len(racks) == 1:
         return racks[0]
-    stages = tuple(sorted(stage for line in racks for stage in line.holds[0][1]))
+    stages = tuple(sorted({stage for line in racks for stage in line.holds[0][1]}))
     return Line(
         tuple(line.racks[0] for line in racks),
         tuple(name for line in racks for name in line.nodes),
         sum(line.slots for line in racks),
         ((racks[0].holds[0][0], stages),),
         len(racks),
+        racks[0].kind,
     )
 
 
 def _pattern(line: Line) -> object:
-    return line.block, len(line.nodes), tuple((len(dp), pp) for dp, pp in line.holds)
+    return line.kind, line.block, len(line.nodes), tuple((len(dp), pp) for dp, pp in line.holds)
 
 
 def _merged(alike: Sequence[Line]) -> Line:
@@ -100,6 +108,7 @@ def _merged(alike: Sequence[Line]) -> Line:
         sum(line.slots for line in alike),
         tuple((tuple(sorted(set(dp))), pp) for dp, pp in holds),
         alike[0].block,
+        alike[0].kind,
     )
 
 
