@@ -76,7 +76,7 @@ def test_cancel_while_the_gang_starts(world: World) -> None:
     world.phase(uid, Phase.PLACING)
     world.client.cancel(uid)
     world.phase(uid, Phase.CANCELLED)
-    assert not world.processes("ray::NodeAgent")
+    until(lambda: not world.processes("ray::NodeAgent"), "end of the agent's process", 10)
     until(lambda: not world.processes("ray::Rank"), "end of processes that were not ranks yet", 5)
 
 
