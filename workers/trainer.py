@@ -240,11 +240,11 @@ class Source:
 
 
 def sources(assignment: Assignment, storage: Storage, memory: Memory | None) -> list[Source]:
-    """In the order in which they are tried: the newest step first, of equals the one in memory."""
+    """In the order in which they are tried: the newest step first, of equals the one in memory; the origin last."""
     kept = [Source(path, memory.storage, in_memory=True) for path in memory.manifests] if memory else []
     found = [*kept, *(Source(path, storage) for path in assignment.resume)]
     found.sort(key=lambda source: -source.step)
-    if not found and assignment.origin is not None:
+    if assignment.origin is not None:
         home, path = assignment.origin
         found.append(Source(path, Storage.open(home), is_origin=True))
     return found

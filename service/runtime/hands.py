@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -29,13 +29,14 @@ from service.settings import Settings
 from workers.checkpoint import manifest
 from workers.checkpoint.publisher import Publisher
 from workers.checkpoint.retention import Policy, Retention
+from workers.checkpoint.retry import Retry
 from workers.checkpoint.shards import Corrupt
 from workers.checkpoint.storage import Storage
 
 log = logging.getLogger("phalanx.hands")
 
 RETRY_S = 1.0
-PUBLISH_TRIES = 5
+PUBLISHING = Retry(deadline_s=300.0, first_s=1.0)  # a rank has just written there: what is away comes back
 RESUME_FROM = 8  # checkpoints that an attempt may walk back over
 THREADS = 32
 
@@ -48,9 +49,7 @@ class Hands:
         self.stopped: dict[str, int] = {}  # job -> newest attempt that was told to stop
         self.loading: dict[str, tuple[str, ...]] = {}  # job -> manifests at which its newest attempt may continue
         self.held: dict[str, contextlib.ExitStack] = {}  # job -> its hold on another job's checkpoint
-        self.retentions: dict[
-            str, tuple[int, Retention]
-        ] = {}  # job -> its newest attempt that published, and what stays
+        self.retentions: dict[str, tuple[int, Retention]] = {}  # job -> its newest attempt to publish, and what stays
         self.over = threading.Event()
 
     def close(self) -> None:
@@ -179,7 +178,7 @@ class Hands:
         retention = self._retention(job, storage)
         publisher = Publisher(storage, job.uid, job.attempt, token, job.spec.run(job.layout), retention)
         try:
-            path = self._patiently(lambda: publisher.publish(complete.step, complete.records))
+            path = PUBLISHING.run(lambda: publisher.publish(complete.step, complete.records), self.over)
         except FileExistsError:  # by an earlier try whose answer was lost; the name is this attempt's own
             path = manifest.path(complete.step, job.attempt)
         except (OSError, manifest.Incomplete, Corrupt) as error:
@@ -200,18 +199,6 @@ class Hands:
             known = Retention(storage, Policy(job.spec.checkpoint.keep, job.spec.checkpoint.keep_every))
             self.retentions[job.uid] = job.attempt, known
         return known
-
-    def _patiently(self, work: Callable[[], str]) -> str:
-        """Try again while storage is away; the last OSError is raised."""
-        for _ in range(PUBLISH_TRIES - 1):
-            try:
-                return work()
-            except FileExistsError:
-                raise
-            except OSError as error:
-                log.warning("storage is away: %s", error)
-                self.over.wait(RETRY_S)
-        return work()
 
     def _sweep(self, owned: set[str], alive: set[str]) -> None:
         try:

@@ -114,6 +114,18 @@ def test_a_job_without_a_checkpoint_begins_where_another_one_is(pool: Pool, copy
     assert list(losses(child)) == [5, 6]
 
 
+def test_the_origin_comes_after_all_that_is_the_jobs_own(pool: Pool, copy: Path, tmp_path: Path) -> None:
+    """A snapshot that rots leaves it the origin, not the seed."""
+    _, published = train(pool, copy / "parent", run_of(EIGHT, steps=4), 1)
+    origin, folder = (job_storage(copy / "parent").uri, published[4]), copy / "memory"
+    path = memory.assembled(Storage.open(str(folder)), 5)
+    said = pool.run(2, runs.train, str(tmp_path / "a"), run_of({"dp": 2}), 2, (), str(folder), (path,), origin)
+    assert resumed(said) == Resumed(5, None)
+    shutil.rmtree(folder / "checkpoints")
+    said = pool.run(2, runs.train, str(tmp_path / "b"), run_of({"dp": 2}), 2, (), str(folder), (path,), origin)
+    assert resumed(said) == Resumed(4, published[4])
+
+
 def test_an_origin_that_is_no_good_is_an_error_and_not_the_seed(pool: Pool, copy: Path, tmp_path: Path) -> None:
     _, published = train(pool, copy / "parent", run_of(EIGHT, steps=4), 1)
     home = job_storage(copy / "parent")
