@@ -157,7 +157,7 @@ class Saver:
     ) -> reports.ShardSaved | None:
         """The snapshot's shard, once it is in its two places; None where it could not be kept."""
         assert self.memory is not None
-        began = time.thread_time()
+        began = time.perf_counter()
         try:
             if not self._admit(step, sum(piece.region.nbytes for piece in pieces)):
                 return None
@@ -168,8 +168,8 @@ class Saver:
             self.report(self._forgotten(step, error))
             return None
         self.cost_s = stall
-        if self.assignment.device == "cpu":  # what writes takes a core from what computes
-            self.cost_s += time.thread_time() - began
+        if self.assignment.device == "cpu":  # what writes, keeps and copies takes cores from what computes
+            self.cost_s += time.perf_counter() - began
         self.report(reports.SnapshotTaken(step, saved.rank, saved.nbytes, stall))
         return saved
 
