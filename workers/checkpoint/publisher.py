@@ -6,7 +6,6 @@ The controller does this in the service, rank 0 under torchrun. Knows no torch, 
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Collection, Iterable
 
@@ -52,5 +51,5 @@ class Publisher:
 
 def newest_attempt(storage: Storage) -> int:
     """The highest attempt that has written anything under `storage`; 0 when none has."""
-    names = storage.names(manifest.FOLDERS)
-    return max((int(found[1]) for name in names if (found := re.search(r"/(\d+)-[^/]+/", name))), default=0)
+    folders = {manifest.folder_of(name) for name in storage.names(manifest.FOLDERS)}
+    return max((manifest.generation(folder)[0] for folder in folders if folder), default=0)

@@ -205,7 +205,7 @@ class Saver:
             tries += 1
             if tries > 1:  # what an earlier try left is in nobody's manifest
                 for suffix in ("bin", "json"):
-                    self.storage.delete(f"{self._folder(step)}/rank-{self.assignment.rank:05d}.{suffix}")
+                    self.storage.delete(f"{self._folder(step)}/{shards.stem(self.assignment.rank)}.{suffix}")
             try:
                 return write()
             except OSError as error:

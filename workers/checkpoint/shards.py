@@ -125,9 +125,14 @@ def digest(data: Buffer) -> str:
     return str(xxhash.xxh3_128_hexdigest(data))
 
 
+def stem(rank: int) -> str:
+    """The name of a rank's two files, without what they end with."""
+    return f"rank-{rank:05d}"
+
+
 def write(storage: Storage, folder: str, rank: int, pieces: Iterable[Piece]) -> ShardRecord:
     """Write the shard of one rank, then its index. One piece's bytes are held at a time."""
-    name = f"rank-{rank:05d}"
+    name = stem(rank)
     entries = []
     with storage.write_stream(f"{folder}/{name}.bin") as out:
         file = _Checksummed(out)
