@@ -390,9 +390,11 @@ def test_what_is_damaged_again_and_again_is_refused(front, storage, kind, nbytes
 
 
 def unchecked(change: Callable[[bytes], bytes]) -> Fault:
-    """A store that takes what it did not check, and keeps something else."""
+    """A store that takes what it did not check, and keeps something else; of an upload, its last part."""
 
     def fault(request, go):
+        if len(request.body) == PART:  # parts arrive in any order, and only the last may be a small one
+            return go()
         request.body = change(request.body)
         request.headers.pop("content-md5")
         request.headers["content-length"] = str(len(request.body))
@@ -411,7 +413,7 @@ def unchecked(change: Callable[[bytes], bytes]) -> Fault:
     ids=["cut", "zeros"],
 )
 def test_a_store_that_has_something_else_is_found_out(front, storage, kind, nbytes, change, why):
-    front.fault(kind, *([well] if kind == "part" else []), unchecked(change))
+    front.fault(kind, unchecked(change))
     with pytest.raises(OSError, match=why) as caught:
         write(storage, "a", data(nbytes))
     assert caught.value.errno == errno.EIO
