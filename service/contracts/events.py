@@ -7,10 +7,13 @@ from typing import Literal
 
 from service.contracts.cluster import Fleet
 from service.contracts.job import JobSpec
+from workers.spec import ParallelLayout
 
 FaultKind = Literal[
-    "process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "drift", "storage", "hang", "start_failed"
-]
+    "process_died", "out_of_memory", "node_lost", "gang_lost", "device", "preempted",
+    "peer", "user", "numeric", "drift", "storage", "hang", "start_failed"
+]  # fmt: skip
+HealthAction = Literal["log", "restart", "reset", "drain", "reboot"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,6 +72,28 @@ class RestoreRequested:
     manifest: str
     newer: tuple[str, ...]
     at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RescaleRequested:
+    """The job is to run on so many slots from now on, in `layout` where one was named."""
+
+    uid: str
+    slots: int
+    layout: ParallelLayout | None
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HealthFound:
+    """What the health of a node asks for: nothing but a note; new processes; a reset of the device once it is free; no
+    more work on the node; its reboot."""
+
+    node: str  # name
+    action: HealthAction
+    message: str
+    at: float
+    devices: tuple[int, ...] = ()  # local indices; none: the node as a whole
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,8 +169,18 @@ class GangFinished:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GangPaused:
+    """Every rank has ended after `step`, whose state is in memory or in storage."""
+
+    uid: str
+    attempt: int
+    step: int
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class GangStopped:
-    """Processes verified gone, placement groups removed: the slots are free."""
+    """Ranks verified gone: the slots are free, or what was kept of them waits for the next attempt."""
 
     uid: str
     attempt: int
@@ -303,6 +338,7 @@ GangEvent = (
     | StepsCompleted
     | GangFaulted
     | GangFinished
+    | GangPaused
     | GangStopped
     | CheckpointPublished
     | SaveFailed
@@ -318,5 +354,5 @@ CheckpointFact = (
 )
 """Of no attempt: also told of a job that is over."""
 
-JobEvent = JobSubmitted | CancelRequested | RestoreRequested | GangEvent | CheckpointFact
-Event = JobEvent | FleetObserved | Ticked
+JobEvent = JobSubmitted | CancelRequested | RestoreRequested | RescaleRequested | GangEvent | CheckpointFact
+Event = JobEvent | FleetObserved | HealthFound | Ticked

@@ -8,7 +8,7 @@ import reprlib
 import typing
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator, model_validator
 
 from service.contracts.errors import UserError
 from workers.models.spec import ModelSpec, Spec
@@ -24,6 +24,7 @@ class Phase(enum.StrEnum):
     PLACING = "placing"
     STARTING = "starting"
     RUNNING = "running"
+    RESCALING = "rescaling"
     RECOVERING = "recovering"
     FINISHING = "finishing"
     CANCELLING = "cancelling"
@@ -45,9 +46,28 @@ class Cause(enum.StrEnum):
     HANG = "hang"
 
 
+class Elastic(Spec):
+    """Between which sizes a job may run where there is no room for `slots`, or room for more."""
+
+    min_slots: int = Field(gt=0, le=1_000_000)
+    max_slots: int | None = Field(default=None, gt=0, le=1_000_000, description="default: resources.slots")
+
+
 class Resources(Spec):
     device: Literal["cpu", "gpu"] = "gpu"
     slots: int = Field(gt=0, le=1_000_000, description="ranks of the job: one GPU, or one CPU slot, each")
+    elastic: Elastic | None = None
+    spares: int = Field(default=0, ge=0, le=1000, description="nodes that are held to take over from lost ones")
+    standbys: bool = Field(default=True, description="whether a warm process stands behind every rank")
+
+    @model_validator(mode="after")
+    def _between(self) -> Resources:
+        bounds = self.elastic
+        if bounds is not None and not bounds.min_slots <= self.slots <= (bounds.max_slots or self.slots):
+            raise ValueError(
+                f"slots {self.slots} is outside elastic, {bounds.min_slots} to {bounds.max_slots or self.slots}"
+            )
+        return self
 
 
 class PlacementPolicy(Spec):

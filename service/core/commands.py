@@ -26,14 +26,45 @@ class StartGang:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StopGang:
-    """End every process of the attempt and free its slots. Safe to repeat. Answer: GangStopped."""
+    """End every rank of the attempt. Safe to repeat. Answer: GangStopped.
+
+    `keep`: placement groups, agents and standbys stay for the job's next attempt; else all of its slots are free.
+    """
+
+    uid: str
+    attempt: int
+    reason: str
+    keep: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReleaseGang:
+    """Free what a StopGang kept: the next attempt has to wait. No answer: no rank of the job is alive."""
+
+    uid: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PauseGang:
+    """Ranks complete the step under way, keep its state in memory, and end. Answer: GangPaused, or a fault."""
 
     uid: str
     attempt: int
     reason: str
 
 
-Command = StartGang | StopGang
+@dataclasses.dataclass(frozen=True, slots=True)
+class RaiseStandbys:
+    """A warm process behind every rank, and on every spare slot; where there are some, what is missing. No answer."""
+
+    uid: str
+    attempt: int
+    layout: ParallelLayout
+    placement: Placement
+
+
+Command = StartGang | StopGang | ReleaseGang | PauseGang | RaiseStandbys
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

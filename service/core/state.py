@@ -23,9 +23,10 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """Slot of each rank: `slots[rank]`."""
+    """Slot of each rank: `slots[rank]`; and those of spare nodes, which are held as well."""
 
     slots: tuple[Slot, ...]
+    spares: tuple[Slot, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:
