@@ -33,6 +33,7 @@ from workers.spec import RunSpec, check_layout
 from workers.throughput import Stopwatch
 
 State = dict[str, torch.Tensor]
+Aside = Callable[[], Sequence[float]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,11 +157,11 @@ class Engine:
         before = sum(counts[: self.replica])
         return cursor + before * self.layout.micro_batch, counts[self.replica] * self.layout.micro_batch
 
-    def step(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0, aside: Sequence[float] = ()) -> Outcome:
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0, aside: Aside = tuple) -> Outcome:
         """An optimizer step over [samples, seq] of this replica, the first being sample number `first`.
 
-        Where loss or gradient is no number all ranks see it at once: nothing is changed, and it is said why. `aside` is
-        summed over ranks with the figures of the step, at no message's cost.
+        Where loss or gradient is no number all ranks see it at once: nothing is changed, and it is said why. What
+        `aside` says when the figures of the step are summed over ranks is summed with them, at no message's cost.
         """
         outcome = self.gradient(tokens, targets, first, aside)
         self.watch.lap("reduction" if self.device.type == "cpu" else "forward_backward")  # the figures are waited for
@@ -178,9 +179,7 @@ class Engine:
         self.watch.lap("optimizer")
         return outcome
 
-    def gradient(
-        self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0, aside: Sequence[float] = ()
-    ) -> Outcome:
+    def gradient(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0, aside: Aside = tuple) -> Outcome:
         """Forward and backward. The gradients left in the parameters are of the mean over the world's tokens."""
         scale = self._set_scale(self.scale.value)
         self.sightings.reset()
@@ -196,7 +195,7 @@ class Engine:
             self.tie.add(gradients(self._tied()))
         share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
         square = numerics.local_square(gradients(self.named.values()), self.shares)
-        total, norm, count, sums = numerics.agree(share, square, counted.to(self.device), aside)
+        total, norm, count, sums = numerics.agree(share, square, counted.to(self.device), aside())
         factor = 1 / (max(count, 1) * scale)  # 1 unless some targets are ignored, or in fp16
         if factor != 1.0:
             torch._foreach_mul_(self._gradients(), factor)

@@ -153,6 +153,14 @@ class Finished:
     step: int
 
 
-Progress = Moved | StepDone | StepSkipped | Evaluated | Resumed | Finished
+@dataclasses.dataclass(frozen=True, slots=True)
+class Paused:
+    """The rank ended after `step` as it was asked to; its state is in memory, or where that is full in storage."""
+
+    rank: int
+    step: int
+
+
+Progress = Moved | StepDone | StepSkipped | Evaluated | Resumed | Finished | Paused
 Saved = ShardSaved | SaveDelayed | SaveFailed | SnapshotTaken | SnapshotFailed
 Report = Progress | CheckpointRefused | SnapshotRefused | Saved | Failed

@@ -31,6 +31,7 @@ from workers.reports import (
     Evaluated,
     Finished,
     Moved,
+    Paused,
     Report,
     Resumed,
     SnapshotRefused,
@@ -47,10 +48,17 @@ SKIPS = 32  # steps without a number, and none further than before, before a run
 PUBLISHED_S = 30.0  # that a rollback waits for the publication of the last save
 
 
-def train(assignment: Assignment, store: dist.Store, tell: Listener, memory: Memory | None = None) -> None:
+def train(
+    assignment: Assignment,
+    store: dist.Store,
+    tell: Listener,
+    memory: Memory | None = None,
+    pausing: Callable[[], bool] = lambda: False,
+) -> None:
     """Train to the last step. Returns when this rank's last save is in storage; raises what broke it.
 
-    With `memory` snapshots are kept there, and the newest whole one is where training continues.
+    With `memory` snapshots are kept there, and the newest whole one is where training continues. Once `pausing` holds
+    on some rank, all of them end after the step under way.
     """
     run, rank = assignment.run, assignment.rank
     tell(Moved(rank, "start", -1, time.time()))
@@ -60,17 +68,19 @@ def train(assignment: Assignment, store: dist.Store, tell: Listener, memory: Mem
         tell(Moved(rank, "load", -1, time.time()))
         storage = Storage.open(assignment.root).child(assignment.job)
         saver = Saver(storage, assignment, tell, memory)
-        loop = Loop(assignment, storage, lambda: Engine(run, corpus.vocabulary, axes, device), corpus, saver, tell)
+        build = partial(Engine, run, corpus.vocabulary, axes, device)
+        loop = Loop(assignment, storage, build, corpus, saver, tell, pausing)
         try:
             loop.run()
             tell(Moved(rank, "end", loop.cursor.step, time.time()))
         finally:
             saver.close()
-    tell(Finished(rank, loop.cursor.step))
+    step = loop.cursor.step
+    tell(Finished(rank, step) if step == run.train.steps else Paused(rank, step))
 
 
 class Loop:
-    """From where the newest good checkpoint ends to the last step."""
+    """From where the newest good checkpoint ends to the last step, or to a pause."""
 
     def __init__(
         self,
@@ -80,18 +90,20 @@ class Loop:
         corpus: Corpus,
         saver: Saver,
         tell: Listener,
+        pausing: Callable[[], bool],
     ) -> None:
         self.assignment, self.storage, self.build, self.tell = assignment, storage, build, tell
+        self.pausing = pausing
         self.corpus, self.saver, self.run_spec = corpus, saver, assignment.run
         self.other = evaluation(self.run_spec)
         layout = self.run_spec.parallel
         self.bubble = bubble.fraction(layout, max(layout.runs(self.run_spec.train.global_batch)))
         self.traffic: dict[str, dict[str, int]] | None = None
+        self.step_s = 0.0  # of the last step
         self.leads, self.skips, self.saved, self.furthest, self.rolled = assignment.rank == 0, 0, 0, 0, 0
         self.engine, self.cursor = continued(assignment, storage, build, tell, saver.memory)
         self.engine.before_update = saver.copies.order
-        every = self.run_spec.checkpoint.snapshot_every if saver.memory else 0
-        self.rhythm = Rhythm(every, assignment.world, self.cursor.step)
+        self.rhythm = Rhythm(self.run_spec.checkpoint.snapshot_every, assignment.world, self.cursor.step)
 
     def run(self) -> None:
         train, every = self.run_spec.train, self.run_spec.checkpoint.every_steps
@@ -111,10 +123,14 @@ class Loop:
                 self.check_drift()
             if self.other is not None and step % train.eval_every == 0:
                 self.evaluate(self.other)
-            self.save(outcome, durable=step % every == 0 or step == train.steps)
+            agreed = Note(*outcome.aside)
+            self.save(agreed, durable=step % every == 0 or step == train.steps)
+            if agreed.pausing:
+                return
 
     def step(self) -> Outcome:
-        engine, batch, note = self.engine, self.run_spec.train.global_batch, self.note()
+        engine, batch = self.engine, self.run_spec.train.global_batch
+        self.step_s = engine.watch.total
         engine.watch.start()
         first, count = engine.share(self.cursor.samples)
         tokens = self.corpus.batch(first, count)
@@ -122,17 +138,18 @@ class Loop:
         every, self.traffic = self.run_spec.train.traffic_every, None
         if every and (self.cursor.step + 1) % every == 0:
             with Traffic() as counted:
-                outcome = engine.step(*tokens, first, note)
+                outcome = engine.step(*tokens, first, self.note)
             self.traffic = counted.axes()
         else:
-            outcome = engine.step(*tokens, first, note)
+            outcome = engine.step(*tokens, first, self.note)
         if outcome.finite:
             self.cursor.advance(batch)
         return outcome
 
-    def note(self) -> Note | tuple[()]:
-        """What all ranks have to know of each other to agree on a snapshot after this step."""
-        return (float(self.saver.busy), self.saver.cost_s, self.engine.watch.total) if self.rhythm.every else ()
+    def note(self) -> Note:
+        """What ranks have to know of each other to agree on a snapshot after this step, and on its being the last."""
+        saver = self.saver
+        return Note(saver.busy, saver.lacking, saver.cost_s, self.step_s, self.pausing())
 
     def done(self, outcome: Outcome, speed: Throughput) -> StepDone:
         watch = self.engine.watch
@@ -204,11 +221,13 @@ class Loop:
         if self.leads:
             self.tell(Evaluated(self.cursor.step, time.time(), losses / max(1, tokens), tokens))
 
-    def save(self, outcome: Outcome, durable: bool) -> None:
-        """To storage where that is due, to memory where all ranks agreed to."""
+    def save(self, agreed: Note, durable: bool) -> None:
+        """To storage where that is due, to memory where all ranks agreed to; before a pause to one of them."""
         engine, step = self.engine, self.cursor.step
-        agreed = outcome.aside if len(outcome.aside) == 3 else (1.0, 0.0, 0.0)
         snapshot = self.rhythm.due(step, agreed, wanted=durable)
+        if agreed.pausing:
+            snapshot = not agreed.lacking
+            durable = durable or not snapshot
         if durable:
             self.tell(Moved(self.assignment.rank, "save", step, time.time()))
             self.saved = step

@@ -18,8 +18,8 @@ class Outcome:
     records: tuple[Record, ...] = ()
 
 
-def stop(job: Job, reason: str) -> tuple[Command, ...]:
-    return () if job.stopping else (StopGang(job.uid, job.attempt, reason),)
+def stop(job: Job, reason: str, keep: bool = False) -> tuple[Command, ...]:
+    return () if job.stopping else (StopGang(job.uid, job.attempt, reason, keep),)
 
 
 def record(job: Job, kind: str, reason: str, at: float, data: Mapping[str, Any] | None = None) -> Record:

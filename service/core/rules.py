@@ -12,7 +12,7 @@ from typing import Any
 from service.contracts import events
 from service.contracts.job import Phase
 from service.core import incidents, liveness, progress, recovery
-from service.core.commands import Record, StartGang
+from service.core.commands import Command, RaiseStandbys, Record, StartGang
 from service.core.goodput import goodput
 from service.core.liveness import Limits
 from service.core.outcome import Outcome, move, record, stop
@@ -106,7 +106,10 @@ def stepped(job: Job, event: events.StepsCompleted, limits: Limits) -> Outcome:
     first = event.steps[0]
     reason = f"attempt {job.attempt} completed step {first.step} of {job.spec.train.steps}"
     running = move(after, Phase.RUNNING, "JobRunning", reason, event.at, data={"step": first.step})
-    return Outcome(running.job, (), running.records + over)
+    commands: tuple[Command, ...] = ()
+    if job.spec.resources.standbys and after.layout is not None and after.placement is not None:
+        commands = (RaiseStandbys(job.uid, job.attempt, after.layout, after.placement),)
+    return Outcome(running.job, commands, running.records + over)
 
 
 def faulted(job: Job, event: events.GangFaulted, limits: Limits) -> Outcome:
@@ -208,7 +211,7 @@ def _broken(job: Job, faults: Sequence[events.Fault], at: float) -> Outcome:
         "IncidentOpened",
         verdict.reason,
         at,
-        stop(job, verdict.reason),
+        stop(job, verdict.reason, keep=verdict.restart),
         dataclasses.asdict(incident),
         stopping=True,
         ending=None if verdict.restart else Phase.FAILED,

@@ -66,6 +66,10 @@ def _take_up(job: Job, found: Adopted, epoch: int, hands: Hands, now: float) -> 
     died = [RankDied(rank, now) for rank in missing if slots[rank].name in standings]
     found.events += found.ears[job.uid].hear([*unpublished, *ended, *gone, *died], now)
     hands.watch(job)
+    if job.phase is Phase.RUNNING:
+        hands.stand_by(job)
+    if job.phase is Phase.RESCALING:
+        hands.pause(job)
     if not missing:
         message = f"a new controller (epoch {epoch}) found all {len(slots)} ranks of attempt {job.attempt} at work"
         found.records.append(Record(job.uid, "GangAdopted", message, now, {"attempt": job.attempt, "epoch": epoch}))

@@ -19,7 +19,7 @@ import ray
 
 from service.contracts.errors import Fenced, PhalanxError
 from service.core import liveness
-from service.runtime.node_agent import Said
+from service.runtime.outbox import Said
 from service.runtime.reign import Deliveries, Heard, Item, Reign
 from service.settings import Settings
 from service.store.jobs import Store

@@ -17,6 +17,7 @@ from service.contracts.events import (
     Fault,
     GangFaulted,
     GangFinished,
+    GangPaused,
     GangResumed,
     SaveDelayed,
     SaveFailed,
@@ -58,6 +59,7 @@ class Ear:
     def __init__(self, uid: str, attempt: int, world: int, nodes: dict[int, str]) -> None:
         self.uid, self.attempt, self.world, self.nodes = uid, attempt, world, nodes
         self.finished: set[int] = set()
+        self.paused: dict[int, int] = {}  # rank -> the step after which it ended
         self.faults: list[Fault] = []
         self.fault_at: float | None = None
         self.over = False  # the attempt's end or its faults have been told
@@ -114,6 +116,8 @@ class Ear:
                     self._fault(Fault("process_died", message, node=node, step=step), at)
                 case reports.Finished(rank=rank):
                     self.finished.add(rank)
+                case reports.Paused(rank=rank, step=step):
+                    self.paused[rank] = step
         self._completed(events, steps, at)
         events += self._snapshot(at)
         return events
@@ -122,17 +126,22 @@ class Ear:
         """The faults, once their echoes have had time to arrive; the end, once its last checkpoint is published."""
         if self.over:
             return []
-        if self.fault_at is not None and at - self.fault_at >= (ECHO_S if self._root_is_known() else ROOT_S):
+        if self.fault_at is not None and at - self.fault_at >= self._patience_s():
             self.over = True
             return [GangFaulted(self.uid, self.attempt, tuple(self.faults), at)]
-        if len(self.finished) == self.world and not self.complete and not publishing:
+        if len(self.finished) + len(self.paused) == self.world and not self.complete and not publishing:
             self.over = True
+            if self.paused:
+                return [GangPaused(self.uid, self.attempt, min(self.paused.values()), at)]
             return [GangFinished(self.uid, self.attempt, at)]
         return []
 
-    def _root_is_known(self) -> bool:
-        """Whether some fault is neither a broken connection nor an agent that fell silent."""
-        return any(fault.kind != "peer" and fault.rank is not None for fault in self.faults)
+    def _patience_s(self) -> float:
+        """How long a better root may still come: not at all for a process that ended while its agent lives, but long
+        where all there is are broken connections, or an agent that fell silent."""
+        if any(fault.kind == "process_died" and fault.rank is not None for fault in self.faults):
+            return 0.0
+        return ECHO_S if any(fault.kind != "peer" and fault.rank is not None for fault in self.faults) else ROOT_S
 
     def take_complete(self) -> list[Complete]:
         taken, self.complete = self.complete, []

@@ -1,15 +1,17 @@
-"""Starts and ends gangs: a placement group a node, pinned to it, with one agent and the ranks in it. All or nothing.
+"""Starts, ends and swaps gangs: a placement group a node, pinned to it, with one agent and the job's processes in it.
 
 Everything is detached and named after the job, so that whoever holds the lease can find it again: a gang outlives its
-controller. Knows no job state; does what a command says, and what it leaves behind can be stopped by name.
+controller. What an attempt leaves standing the next one takes, and what it does not need is freed: all or nothing.
+Knows no job state; does what a command says, and what it leaves behind can be stopped by name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -23,13 +25,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from service.contracts.errors import ClusterError
 from service.contracts.job import JobSpec
-from service.core.commands import StartGang
+from service.core.commands import RaiseStandbys, StartGang
 from service.core.state import Slot
 from service.runtime import processes
-from service.runtime.node_agent import Member, NodeAgentActor, Standing, Stopped
-from service.runtime.rank import RankActor
+from service.runtime.node_agent import NodeAgentActor, Standby, Standing, Stopped
 from service.runtime.recall import Tier
-from workers.spec import Assignment, RunSpec
+from workers.spec import Assignment
+
+log = logging.getLogger("phalanx.gang")
 
 NAMESPACE = "phalanx"
 CONTROLLER = "controller"
@@ -60,59 +63,158 @@ class Order:
     def token(self) -> str:
         return f"{self.epoch:x}"
 
-    def run(self, command: StartGang) -> RunSpec:
-        return self.spec.run(command.layout)
+    def assignment(self, command: StartGang, rank: int, host: str, port: int) -> Assignment:
+        return Assignment(
+            job=command.uid, attempt=command.attempt, token=self.token, rank=rank, run=self.spec.run(command.layout),
+            root=self.root, store_host=host, store_port=port, device=self.spec.resources.device,
+            resume=self.resume, origin=self.origin,
+        )  # fmt: skip
 
 
-def start(
-    command: StartGang, order: Order, abandoned: Callable[[], bool], memory: Callable[[], Tier | None] = lambda: None
-) -> None:
-    """Every rank has its process and its assignment. Raises GangRefused; `stop` then frees what is held.
+class Gang:
+    """What there is of one job on the cluster. Its handles are kept: they work while the head is down."""
 
-    `memory` is asked once the processes are there, for what they find in it.
-    """
-    groups: dict[str, PlacementGroup] = {}
-    try:
-        by_node = _by_node(command.placement.slots)
-        groups = {
-            node: _group(command.uid, node, len(ranks), order.spec.resources.device) for node, ranks in by_node.items()
+    def __init__(self, uid: str, found: bool = False) -> None:
+        self.uid = uid
+        self.agents: dict[str, Any] = {}  # node name -> handle
+        self.lost: set[str] = set()  # nodes on which something is left that nobody can use
+        if found:
+            self._find()
+
+    def start(
+        self,
+        command: StartGang,
+        order: Order,
+        abandoned: Callable[[], bool],
+        memory: Callable[[], Tier | None] = lambda: None,
+    ) -> None:
+        """Every rank has its process and its assignment. Raises GangRefused; `free` then frees what is held.
+
+        `memory` is asked once the processes are there, for what they find in it.
+        """
+        ranks = _ranks(command.placement.slots)
+        try:
+            self._hold(command, order)
+            mustered = [
+                self.agents[node].muster.remote(order.epoch, [slot for slot, _ in places])
+                for node, places in ranks.items()
+            ]
+            _wait(mustered, abandoned)
+            first = command.placement.slots[0]
+            address = order.addresses[first.node]
+            host, port = ray.get(self.agents[first.name].host_store.remote(order.epoch, address), timeout=30)
+            tier = memory()
+            started = [
+                self.agents[node].start.remote(
+                    order.epoch,
+                    {slot: order.assignment(command, rank, host, port) for slot, rank in places},
+                    tier.place(node) if tier else None,
+                )
+                for node, places in ranks.items()
+            ]
+            ray.get(started, timeout=30)
+        except (ray.exceptions.RayError, GangRefused, KeyError) as error:
+            raise GangRefused(f"attempt {command.attempt} could not be started: {_first_line(error)}") from error
+
+    def stand_by(self, command: RaiseStandbys, order: Order) -> None:
+        """Somebody gets ready behind every rank, and on every spare slot that can be had. Does not wait for that."""
+        run, placement = order.spec.run(command.layout), command.placement
+        slots = [*enumerate(placement.slots), *enumerate(placement.spares)]
+        for node in self._reserve(placement.spares, order):
+            log.warning("%s has no room for the spare slots of %s", node, self.uid)
+        wanted: dict[str, dict[int, Standby]] = {}
+        for rank, slot in slots:
+            wanted.setdefault(slot.name, {})[slot.index] = run, rank % len(placement.slots)
+        for node, standbys in wanted.items():
+            if node in self.agents:
+                self.agents[node].stand_by.remote(order.epoch, standbys)
+
+    def pause(self, epoch: int) -> None:
+        """All ranks are to end after the step under way."""
+        for agent in self.agents.values():
+            agent.pause.remote(epoch)
+
+    def stop(self, epoch: int) -> list[Stopped]:
+        """End all ranks; agents and standbys stay. What the agents had left to say.
+
+        Raises ClusterError when a process would not go.
+        """
+        stopped = _stopped(self.agents, epoch, keep=True)
+        for node in set(self.agents) - {answer.node for answer in stopped}:
+            del self.agents[node]
+            self.lost.add(node)
+        return stopped
+
+    def free(self, epoch: int) -> list[Stopped]:
+        """End all processes of the job and free its slots; safe to repeat. As `stop`."""
+        handles = [handle for name in _names(self.uid) if (handle := _handle(name)) is not None]
+        stopped = _stopped(agents(self.uid), epoch, keep=False)
+        for handle in handles:
+            ray.kill(handle, no_restart=True)
+        for group in _groups(self.uid):
+            remove_placement_group(group)
+        _wait_gone(self.uid)
+        self.agents, self.lost = {}, set()
+        return stopped
+
+    def _find(self) -> None:
+        """What an earlier controller left."""
+        self.agents = agents(self.uid)
+        self.lost = {name.split("/")[1] for name in _held(self.uid)} - set(self.agents)
+
+    def _hold(self, command: StartGang, order: Order) -> None:
+        """Agents that know of the attempt, on all nodes of the placement; nothing on others. GangRefused: some can't be
+        had."""
+        slots = _by_node((*command.placement.slots, *command.placement.spares))
+        begun = {
+            node: agent.begin.remote(order.epoch, command.attempt, slots[node])
+            for node, agent in self.agents.items()
+            if node in slots
         }
-        _wait_ready(groups.values())
-        agents = {node: _agent(command, order, node, groups[node], ranks) for node, ranks in by_node.items()}
-        actors = {
-            rank: _rank(command, rank, groups[slot.node], agents[slot.node])
-            for rank, slot in enumerate(command.placement.slots)
-        }
-        _wait([actor.ready.remote() for actor in actors.values()], abandoned)
-        first = command.placement.slots[0].node
-        host, port = ray.get(agents[first].host_store.remote(order.epoch, order.addresses[first]), timeout=30)
-        tier = memory()
-        ray.get([
-            agents[node].start.remote(order.epoch, [
-                Member(_assignment(command, order, rank, index, host, port), actors[rank])
-                for index, rank in enumerate(ranks)
-            ], tier.place(command.placement.slots[ranks[0]].name) if tier else None)
-            for node, ranks in by_node.items()
-        ], timeout=30)  # fmt: skip
-    except (ray.exceptions.RayError, GangRefused, KeyError) as error:
-        raise GangRefused(f"attempt {command.attempt} could not be started: {_first_line(error)}") from error
+        usable = {node for node, answer in begun.items() if _agreed(answer)}
+        self._leave((set(self.agents) | self.lost) - usable, order.epoch)
+        lacking = self._reserve(command.placement.slots, order)
+        if lacking:
+            raise GangRefused(f"node {lacking[0]} has no room for {len(slots[lacking[0]])} slots")
+        fresh = [node for node in _by_node(command.placement.slots) if node not in usable]
+        calls = [self.agents[node].begin.remote(order.epoch, command.attempt, slots[node]) for node in fresh]
+        ray.get(calls, timeout=ACTORS_READY_S)
 
+    def _reserve(self, slots: Sequence[Slot], order: Order) -> list[str]:
+        """Agents where there are none so far. The nodes that have no room for one."""
+        gpu, lacking = order.spec.resources.device == "gpu", []
+        new = {node: indices for node, indices in _by_node(slots).items() if node not in self.agents}
+        ids = {slot.name: slot.node for slot in slots}
+        groups = {node: _group(self.uid, node, ids[node], len(indices), gpu) for node, indices in new.items()}
+        deadline = time.monotonic() + GROUP_READY_S
+        for node, group in groups.items():
+            if not group.wait(max(0.1, deadline - time.monotonic())):
+                remove_placement_group(group)
+                lacking.append(node)
+                continue
+            number = len(new[node])
+            self.agents[node] = NodeAgentActor.options(
+                name=f"{self.uid}/{node}/agent", namespace=NAMESPACE, lifetime="detached",
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+                num_cpus=0 if gpu else number, num_gpus=number if gpu else 0,
+            ).remote(
+                order.epoch, self.uid, node, new[node], CONTROLLER, NAMESPACE, order.root, order.scratch
+            )  # fmt: skip
+        return lacking
 
-def stop(uid: str, epoch: int) -> list[Stopped]:
-    """End all processes of the job and free its slots; safe to repeat. What the agents had left to say.
-
-    Raises ClusterError when a process would not go.
-    """
-    handles = [handle for name in _names(uid) if (handle := _handle(name)) is not None]
-    stopped = _stop_ranks(agents(uid), epoch)
-    if left := [pid for answer in stopped for pid in answer.left]:
-        raise ClusterError(f"processes {left} of job {uid} did not end by SIGKILL", hint="the node needs a reboot")
-    for handle in handles:
-        ray.kill(handle, no_restart=True)
-    for group in _groups(uid):
-        remove_placement_group(group)
-    _wait_gone(uid)
-    return stopped
+    def _leave(self, nodes: set[str], epoch: int) -> None:
+        """Free what is held on these nodes."""
+        if not nodes:
+            return
+        _stopped({node: agent for node, agent in self.agents.items() if node in nodes}, epoch, keep=False)
+        for name in _names(self.uid):
+            if name.split("/")[1] in nodes and (handle := _handle(name)) is not None:
+                ray.kill(handle, no_restart=True)
+        for group in _groups(self.uid, nodes):
+            remove_placement_group(group)
+        _wait_gone(self.uid, nodes)
+        self.agents = {node: agent for node, agent in self.agents.items() if node not in nodes}
+        self.lost -= nodes
 
 
 def agents(uid: str) -> dict[str, Any]:
@@ -137,53 +239,30 @@ def jobs_held() -> set[str]:
     return {name.split("/")[0] for name in names}
 
 
-def _by_node(slots: Sequence[Slot]) -> dict[str, list[int]]:
-    nodes: dict[str, list[int]] = {}
+def _by_node(slots: Iterable[Slot]) -> dict[str, list[int]]:
+    """Node name -> indices of its slots."""
+    nodes: dict[str, set[int]] = {}
+    for slot in slots:
+        nodes.setdefault(slot.name, set()).add(slot.index)
+    return {node: sorted(indices) for node, indices in nodes.items()}
+
+
+def _ranks(slots: Sequence[Slot]) -> dict[str, list[tuple[int, int]]]:
+    """Node name -> (slot, rank) of each of its ranks."""
+    nodes: dict[str, list[tuple[int, int]]] = {}
     for rank, slot in enumerate(slots):
-        nodes.setdefault(slot.node, []).append(rank)
+        nodes.setdefault(slot.name, []).append((slot.index, rank))
     return nodes
 
 
-def _group(uid: str, node: str, slots: int, device: str) -> PlacementGroup:
-    bundle = {"GPU": slots, "CPU": 1} if device == "gpu" else {"CPU": slots}
+def _group(uid: str, node: str, node_id: str, slots: int, gpu: bool) -> PlacementGroup:
     return placement_group(
-        [bundle],
+        [{"GPU": slots, "CPU": 1} if gpu else {"CPU": slots}],
         strategy="STRICT_PACK",
         name=f"{uid}/{node}",
         lifetime="detached",
-        bundle_label_selector=[{"ray.io/node-id": node}],
+        bundle_label_selector=[{"ray.io/node-id": node_id}],
     )
-
-
-def _wait_ready(groups: Iterable[PlacementGroup]) -> None:
-    deadline = time.monotonic() + GROUP_READY_S
-    for group in groups:
-        if not group.wait(max(0.1, deadline - time.monotonic())):
-            table = placement_group_table(group)
-            raise GangRefused(f"node {table['name'].split('/')[1][:8]} has no room for {table['bundles']}")
-
-
-def _agent(command: StartGang, order: Order, node: str, group: PlacementGroup, ranks: Sequence[int]) -> Any:
-    name = command.placement.slots[ranks[0]].name
-    gpu = order.spec.resources.device == "gpu"
-    return NodeAgentActor.options(
-        name=f"{command.uid}/{name}/agent", namespace=NAMESPACE, lifetime="detached",
-        scheduling_strategy=_inside(group), num_cpus=0 if gpu else len(ranks), num_gpus=len(ranks) if gpu else 0,
-    ).remote(
-        order.epoch, command.uid, command.attempt, name, CONTROLLER, NAMESPACE, order.root, order.scratch
-    )  # fmt: skip
-
-
-def _rank(command: StartGang, rank: int, group: PlacementGroup, agent: Any) -> Any:
-    slot = command.placement.slots[rank]
-    return RankActor.options(
-        name=f"{command.uid}/{slot.name}/{slot.index}/{command.attempt}", namespace=NAMESPACE, lifetime="detached",
-        scheduling_strategy=_inside(group),
-    ).remote(rank, agent)  # fmt: skip
-
-
-def _inside(group: PlacementGroup) -> PlacementGroupSchedulingStrategy:
-    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
 
 
 def _wait(calls: Sequence[Any], abandoned: Callable[[], bool]) -> None:
@@ -195,21 +274,25 @@ def _wait(calls: Sequence[Any], abandoned: Callable[[], bool]) -> None:
         if abandoned():
             raise GangRefused("it was told to stop while it started")
         if time.monotonic() > deadline:
-            raise GangRefused(f"{len(waiting)} of {len(calls)} ranks did not come up in {ACTORS_READY_S:.0f} s")
+            raise GangRefused(f"{len(waiting)} of {len(calls)} nodes have no ranks after {ACTORS_READY_S:.0f} s")
 
 
-def _assignment(command: StartGang, order: Order, rank: int, index: int, host: str, port: int) -> Assignment:
-    """`index` counts the job's ranks of a node: a rank sees the job's devices there and no others."""
-    return Assignment(
-        job=command.uid, attempt=command.attempt, token=order.token, rank=rank, run=order.run(command), root=order.root,
-        store_host=host, store_port=port, device=order.spec.resources.device,
-        local_index=index, resume=order.resume, origin=order.origin,
-    )  # fmt: skip
+def _agreed(answer: Any) -> bool:
+    """Whether an agent is there and holds what it is to hold."""
+    try:
+        return bool(ray.get(answer, timeout=processes.KILL_S + 10))
+    except ray.exceptions.RayTaskError:
+        raise  # it is there, and can't do it
+    except ray.exceptions.RayError:
+        return False
 
 
-def _stop_ranks(agents: Mapping[str, Any], epoch: int) -> list[Stopped]:
-    """Ask every agent to end its ranks. One that has died leaves its ranks to Ray, or had its node die under them."""
-    answers = {node: agent.stop.remote(epoch) for node, agent in agents.items()}
+def _stopped(agents: Mapping[str, Any], epoch: int, keep: bool) -> list[Stopped]:
+    """Ask every agent to end its ranks. One that has died leaves its ranks to Ray, or had its node die under them.
+
+    Raises ClusterError when one does not answer, or a process would not go.
+    """
+    answers = {node: agent.stop.remote(epoch, keep) for node, agent in agents.items()}
     stopped: list[Stopped] = []
     for node, answer in answers.items():
         try:
@@ -218,19 +301,27 @@ def _stop_ranks(agents: Mapping[str, Any], epoch: int) -> list[Stopped]:
             continue
         except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError) as error:
             raise ClusterError(f"the agent on node {node} does not answer: {type(error).__name__}") from error
+    if left := [pid for answer in stopped for pid in answer.left]:
+        raise ClusterError(f"processes {left} did not end by SIGKILL", hint="the node needs a reboot")
     return stopped
 
 
-def _wait_gone(uid: str) -> None:
+def _wait_gone(uid: str, nodes: Container[str] | None = None) -> None:
     deadline = time.monotonic() + STOP_S
-    while held := [row["name"] for row in _live_groups() if row["name"].startswith(f"{uid}/")] + _names(uid):
+    while held := [name for name in _held(uid) if nodes is None or name.split("/")[1] in nodes]:
         if time.monotonic() > deadline:
             raise ClusterError(f"{held} of job {uid} were not removed in {STOP_S:.0f} s")
         time.sleep(0.02)
 
 
-def _groups(uid: str) -> list[PlacementGroup]:
+def _held(uid: str) -> list[str]:
+    """Names of the actors and placement groups of one job's gang."""
+    return [row["name"] for row in _live_groups() if row["name"].startswith(f"{uid}/")] + _names(uid)
+
+
+def _groups(uid: str, nodes: Container[str] | None = None) -> list[PlacementGroup]:
     rows = [row for row in _live_groups() if row["name"].startswith(f"{uid}/")]
+    rows = [row for row in rows if nodes is None or row["name"].split("/")[1] in nodes]
     return [PlacementGroup(ray.PlacementGroupID(bytes.fromhex(row["placement_group_id"]))) for row in rows]
 
 

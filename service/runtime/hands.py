@@ -19,10 +19,11 @@ import ray
 from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.errors import ClusterError, Fenced
-from service.core.commands import Command, StartGang, StopGang
+from service.core.commands import Command, PauseGang, RaiseStandbys, ReleaseGang, StartGang, StopGang
 from service.core.state import Job, Restored
 from service.runtime import gang, holds, recall
 from service.runtime.ear import AgentGone, Complete
+from service.runtime.gang import Gang
 from service.runtime.lanes import Lanes
 from service.runtime.recall import Tier
 from service.settings import Settings
@@ -45,6 +46,7 @@ class Hands:
     def __init__(self, epoch: int, settings: Settings, inbox: Any) -> None:
         self.epoch, self.settings, self.inbox = epoch, settings, inbox
         self.lanes = Lanes(THREADS)
+        self.gangs: dict[str, Gang] = {}  # job -> what there is of it on the cluster
         self.asides = ThreadPoolExecutor(THREADS, thread_name_prefix="aside")
         self.stopped: dict[str, int] = {}  # job -> newest attempt that was told to stop
         self.loading: dict[str, tuple[str, ...]] = {}  # job -> manifests at which its newest attempt may continue
@@ -66,13 +68,28 @@ class Hands:
             case StopGang():
                 if job.checkpoint is not None:  # no late publication removes what is loaded next
                     self.loading[job.uid] = (job.checkpoint,)
-                self.stop(command.uid, command.attempt, last=job.ending is not None)
-                return False
+                self.stop(command.uid, command.attempt, last=job.ending is not None, keep=command.keep)
+            case ReleaseGang():
+                self.lanes.submit(job.uid, partial(self._free, job.uid))
+            case PauseGang():
+                self.pause(job)
+            case RaiseStandbys():
+                self.lanes.submit(job.uid, partial(self._stand_by, command, job))
+        return False
 
-    def stop(self, uid: str, attempt: int, last: bool) -> None:
+    def stop(self, uid: str, attempt: int, last: bool, keep: bool = False) -> None:
         """Also gives up a start of this attempt that is under way. After the last attempt snapshots go too."""
         self.stopped[uid] = attempt
-        self.lanes.submit(uid, partial(self._stop, uid, attempt, last))
+        self.lanes.submit(uid, partial(self._stop, uid, attempt, last, keep))
+
+    def pause(self, job: Job) -> None:
+        self.lanes.submit(job.uid, partial(self._pause, job.uid))
+
+    def stand_by(self, job: Job) -> None:
+        """Behind every rank of the job's gang, and on its spares."""
+        if job.layout is not None and job.placement is not None and job.spec.resources.standbys:
+            command = RaiseStandbys(job.uid, job.attempt, job.layout, job.placement)
+            self.lanes.submit(job.uid, partial(self._stand_by, command, job))
 
     def publish(self, job: Job, complete: Complete) -> None:
         self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._publish, job, complete))
@@ -88,7 +105,7 @@ class Hands:
 
     def watch(self, job: Job) -> None:
         """Tell when an agent of the job's gang is gone."""
-        for node, agent in gang.agents(job.uid).items():
+        for node, agent in self._gang(job.uid).agents.items():
             arguments = (job.uid, job.attempt, node, agent)
             threading.Thread(target=self._wait_end, args=arguments, name=f"watch {node}", daemon=True).start()
 
@@ -103,11 +120,11 @@ class Hands:
             resume = resumable(Storage.open(root).child(uid), job.checkpoint, command.rejected, command.restored)
             self.loading[uid] = resume
             origin = self._origin(job, needed=not resume)
-            addresses = {node.id: node.address for node in fleet.nodes}
-            order = gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, resume, origin=origin)
+            order = self._order(job, fleet, resume, origin)
             above = manifest.step_of(resume[0]) if resume else 0
             memory = self.asides.submit(self._remembered, command, job, fleet, above).result
-            gang.start(command, order, lambda: self.stopped.get(uid, 0) >= attempt or self.over.is_set(), memory)
+            given_up = lambda: self.stopped.get(uid, 0) >= attempt or self.over.is_set()  # noqa: E731
+            self._gang(uid).start(command, order, given_up, memory)
             self.watch(job)
         except Exception as error:
             if not isinstance(error, gang.GangRefused | OSError):
@@ -124,8 +141,29 @@ class Hands:
         where = (gang.NAMESPACE, self.settings.snapshots, self.settings.snapshot_bytes)
         return recall.prepare(command, fleet, job.spec.run(command.layout), self.epoch, *where, above)
 
-    def _stop(self, uid: str, attempt: int, last: bool) -> None:
-        self._free(uid)
+    def _gang(self, uid: str) -> Gang:
+        if uid not in self.gangs:
+            self.gangs[uid] = Gang(uid, found=True)
+        return self.gangs[uid]
+
+    def _order(
+        self, job: Job, fleet: Fleet, resume: tuple[str, ...] = (), origin: tuple[str, str] | None = None
+    ) -> gang.Order:
+        root = job.spec.checkpoint.root or self.settings.storage
+        addresses = {node.id: node.address for node in fleet.nodes}
+        return gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, resume, origin)
+
+    def _stand_by(self, command: RaiseStandbys, job: Job) -> None:
+        try:
+            self._gang(command.uid).stand_by(command, self._order(job, Fleet()))
+        except ray.exceptions.RayError as error:
+            log.warning("standbys of %s: %s", command.uid, error)
+
+    def _pause(self, uid: str) -> None:
+        self._gang(uid).pause(self.epoch)
+
+    def _stop(self, uid: str, attempt: int, last: bool, keep: bool) -> None:
+        self._free(uid, keep)
         if last:
             self._forget(uid)
             self.retentions.pop(uid, None)
@@ -150,12 +188,15 @@ class Hands:
         except OSError as error:  # it ends by itself
             log.warning("the hold of %s could not be removed: %s", uid, error)
 
-    def _free(self, uid: str) -> None:
-        """Until everything of the job is gone, or this reign."""
+    def _free(self, uid: str, keep: bool = False) -> None:
+        """Until everything of the job is gone, or, where the rest is kept, its ranks are; or this reign."""
         while not self.over.is_set():
             try:
-                for stopped in gang.stop(uid, self.epoch):
+                held = self._gang(uid)
+                for stopped in held.stop(self.epoch) if keep else held.free(self.epoch):
                     self.inbox.put(stopped)
+                if not keep:
+                    self.gangs.pop(uid, None)
                 return
             except Fenced:
                 return

@@ -1,33 +1,39 @@
-"""One actor a node and job: holds the node's devices, starts its ranks' training, notices their deaths, ends them,
-gathers what they say and passes it on to the controller, ships their logs.
+"""One actor a node and job: holds the node's devices, has processes stand by on its slots and makes ranks of them,
+notices their deaths, ends them, gathers what they say and passes it on to the controller, ships their logs.
 
-It outlives the controller: what the controller has not confirmed is kept and told again. Orders carry the epoch of the
-controller's lease; one from an older epoch is refused.
+It outlives attempts, and the controller: what the controller has not confirmed is kept and told again. Orders carry the
+epoch of the controller's lease; one from an older epoch is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from service.contracts.errors import ClusterError, Fenced
-from service.runtime import logs, processes
+from service.runtime import logs
+from service.runtime.crew import Crew, Member
+from service.runtime.outbox import Outbox, Said
+from service.runtime.rank import RankActor
 from service.runtime.shelf import Place
 from workers.checkpoint.storage import Storage
-from workers.reports import Failed, Finished, Moved, Report, ShardSaved, SnapshotTaken
-from workers.spec import Assignment
+from workers.reports import Failed, Finished, Paused, Report, Resumed, ShardSaved
+from workers.spec import Assignment, RunSpec
 
 REPORT_S = 1.0
 KEPT_SHARDS = 64
-Said = tuple[int, Any]  # (number, what was said)
+Ended = Finished | Paused | Failed
+Standby = tuple[RunSpec, int]  # the rank of a run that a process gets ready to be
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,21 +45,14 @@ class RankDied:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Member:
-    """One rank of this node."""
-
-    assignment: Assignment
-    actor: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Standing:
     """What an agent answers to a controller that comes back."""
 
     attempt: int
     pids: dict[int, int]  # rank -> pid, of those alive and at work
-    ended: tuple[Finished | Failed, ...]
+    ended: tuple[Ended, ...]
     shards: tuple[ShardSaved, ...]  # the newest ones
+    slots: tuple[int, ...]  # that it holds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,39 +66,76 @@ class Stopped:
     unsaid: tuple[Said, ...]  # what the controller has not confirmed
 
 
+class Turn:
+    """One attempt on this node."""
+
+    def __init__(self, attempt: int, shipper: logs.Shipper) -> None:
+        self.attempt, self.shipper = attempt, shipper
+        self.ended: dict[int, Ended] = {}
+        self.shards: list[ShardSaved] = []
+        self.over = False  # it was told to stop
+
+
 class NodeAgent:
     def __init__(
         self,
         epoch: int,
         job: str,
-        attempt: int,
         node: str,
+        slots: Sequence[int],
         controller: str,
         namespace: str,
         root: str,
         scratch: str,
     ) -> None:
-        self.epoch, self.job, self.attempt, self.node = epoch, job, attempt, node
+        self.epoch, self.job, self.node, self.slots = epoch, job, node, tuple(slots)
         self.controller, self.namespace = controller, namespace
         self.storage = Storage.open(root).child(job)
-        self.folder, self.kept = Path(scratch) / job / f"{attempt:06d}-{node}", Path(scratch) / "kept"
+        self.scratch = Path(scratch)
         self.lock = threading.Lock()
         self.shipping = threading.Lock()
-        self.wake = threading.Event()
-        self.pids: dict[int, int] = {}  # rank -> pid, of every rank that was born here
-        self.at_work: set[int] = set()  # ranks with an assignment
-        self.ended: dict[int, Finished | Failed] = {}
-        self.shards: list[ShardSaved] = []
-        self.unsaid: list[Said] = []
-        self.number = 0
-        self.stopping = False
+        self.serials = itertools.count(1)
+        self.born: dict[int, Any] = {}  # slot -> a process that is on its way to it
+        self.warm: set[int] = set()  # pids
+        self.crew = Crew(self._lost)
+        self.outbox = Outbox()
+        self.shippers: list[logs.Shipper] = []  # of this attempt, and of earlier ones with something left
+        self.turn = Turn(0, self._shipper(0))
         self.rendezvous: Any = None
-        self.watch = processes.Watch()
-        self.shipper = logs.Shipper(self.folder, self.storage, attempt, node)
-        for work in (self._report, self._ship_logs, self._notice_deaths):
+        for work in (self._report, self._ship_logs, self._look):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
     # Orders
+
+    def begin(self, epoch: int, attempt: int, slots: Sequence[int]) -> bool:
+        """A new attempt: of an earlier one nobody is at work any more. Whether this agent holds its slots."""
+        self._obey(epoch)
+        if not set(slots) <= set(self.slots):
+            return False
+        if left := self.crew.end(everyone=False):
+            raise ClusterError(f"processes {left} of an earlier attempt did not end by SIGKILL")
+        with self.lock:
+            self.turn = Turn(attempt, self._shipper(attempt))
+        with self.shipping:
+            self.shippers.append(self.turn.shipper)
+        return True
+
+    def muster(self, epoch: int, slots: Sequence[int]) -> None:
+        """Returns once somebody stands by on each of these slots."""
+        self._obey(epoch)
+        for slot, ready in [(slot, self._come(slot).ready.remote()) for slot in slots]:
+            try:
+                ray.get(ready)
+            except ray.exceptions.ActorDiedError:  # it may have died while nobody needed it
+                with self.lock:
+                    self.born.pop(slot, None)
+                ray.get(self._come(slot).ready.remote())
+
+    def stand_by(self, epoch: int, wanted: Mapping[int, Standby]) -> None:
+        """Somebody is to stand by on each of these slots, warm. Does not wait for that."""
+        self._obey(epoch)
+        for slot, standby in wanted.items():
+            self._come(slot).warm.remote(*standby)
 
     def host_store(self, epoch: int, address: str) -> tuple[str, int]:
         """Open the rendezvous store on this node, outside the ranks. (IP literal, port)."""
@@ -109,28 +145,38 @@ class NodeAgent:
         self.rendezvous = TCPStore(address, 0, None, True, wait_for_workers=False)
         return address, self.rendezvous.port
 
-    def start(self, epoch: int, members: Sequence[Member], memory: Place | None) -> None:
-        """Hand each rank of this node its assignment, and where snapshots are."""
+    def start(self, epoch: int, members: Mapping[int, Assignment], memory: Place | None) -> None:
+        """Give each of these slots its assignment, and say where snapshots are."""
         self._obey(epoch)
         gpus = ray.get_gpu_ids()
         devices = ",".join(str(gpu) for gpu in gpus) if gpus else None
-        folders = (str(self.folder), str(self.kept))
-        ray.get([member.actor.assign.remote(member.assignment, *folders, devices, memory) for member in members])
-        with self.lock:
-            self.at_work = {member.assignment.rank for member in members}
+        folders = (str(self.turn.shipper.folder), str(self.scratch / "kept"))
+        taken = []
+        for slot, assignment in members.items():
+            member = self.crew.standby(slot)
+            if member is None:
+                raise ClusterError(f"the process that stood by on slot {slot} of {self.node} is gone")
+            self.crew.put(member.pid, assignment.rank)
+            own = dataclasses.replace(assignment, local_index=self.slots.index(slot))
+            taken.append(member.actor.assign.remote(own, *folders, devices, memory))
+        ray.get(taken)
 
-    def stop(self, epoch: int) -> Stopped:
-        """End every rank of this node, and ship the rest of their logs."""
+    def pause(self, epoch: int) -> None:
+        """Every rank of this node is to end after the step under way."""
         self._obey(epoch)
-        with self.lock:
-            self.stopping = True
-        left = processes.end(self.watch.watched())
-        with self.shipping:
-            self._ship(last=True)
-        if self.shipper.done():
-            shutil.rmtree(self.folder, ignore_errors=True)
-        with self.lock:
-            return Stopped(self.job, self.attempt, self.node, tuple(left), tuple(self.unsaid))
+        for member in self.crew.at_work().values():
+            member.actor.pause.remote()
+
+    def stop(self, epoch: int, keep: bool = False) -> Stopped:
+        """End every rank of this node; without `keep` the standbys too, for good, and ship the rest of their logs."""
+        self._obey(epoch)
+        turn = self.turn
+        turn.over = True
+        left = self.crew.end(everyone=not keep)
+        if not keep:
+            with self.shipping:
+                self._ship(last=True)
+        return Stopped(self.job, turn.attempt, self.node, tuple(left), self.outbox.of(turn.attempt))
 
     def wait_end(self) -> None:
         """Never answers: the call breaks when this agent or its node is gone, and so tells who waits."""
@@ -139,63 +185,81 @@ class NodeAgent:
     def standing(self, epoch: int) -> Standing:
         """How the ranks of this node are; tells a returning controller that there is somebody to adopt."""
         self._obey(epoch)
-        watched = set(self.watch.watched())
+        alive = {rank: member.pid for rank, member in self.crew.at_work().items()}
         with self.lock:
-            alive = {rank: pid for rank, pid in self.pids.items() if pid in watched and rank in self.at_work}
-            return Standing(self.attempt, alive, tuple(self.ended.values()), tuple(self.shards))
+            turn = self.turn
+            return Standing(turn.attempt, alive, tuple(turn.ended.values()), tuple(turn.shards), self.slots)
+
+    def standbys(self) -> dict[int, bool]:
+        """Slots on which somebody stands by, and whether it is warm."""
+        found = {slot: self.crew.standby(slot) for slot in self.slots}
+        return {slot: member.pid in self.warm for slot, member in found.items() if member is not None}
 
     # What ranks say
 
-    def enlist(self, rank: int, pid: int) -> None:
-        """A rank's process is born: from here on its death is noticed, and `stop` ends it. Too late once stopped."""
+    def enlist(self, slot: int, pid: int, actor: Any) -> None:
+        """A process is born: from here on its death is noticed, and `stop` ends it. Too late once stopped."""
+        self.crew.enlist(slot, pid, actor)
         with self.lock:
-            if self.stopping:
-                raise ClusterError(f"attempt {self.attempt} of job {self.job} has been stopped")
-            self.pids[rank] = pid
-        if not self.watch.add(pid):
-            self._say(RankDied(rank, time.time()))
+            self.born.pop(slot, None)
+
+    def warmed(self, pid: int, done: bool) -> None:
+        """It has got ready as far as it can."""
+        self.warm.add(pid)
 
     @ray.method(concurrency_group="tell")  # type: ignore[untyped-decorator]  # one thread: order stays
     def tell(self, attempt: int, report: Report) -> None:
-        if attempt != self.attempt:
+        turn = self.turn
+        if attempt != turn.attempt:
             return
         with self.lock:
-            if isinstance(report, Failed | Finished):
-                self.ended[report.rank] = report
+            if isinstance(report, Ended):
+                turn.ended[report.rank] = report
             if isinstance(report, ShardSaved):
-                self.shards = [*self.shards, report][-KEPT_SHARDS:]
-        self._say(report, now=isinstance(report, Failed | Finished))
+                turn.shards = [*turn.shards, report][-KEPT_SHARDS:]
+        self.outbox.say(attempt, report, now=isinstance(report, Ended | Resumed))
 
     # Passing it on
 
-    def _say(self, what: Any, now: bool = True) -> None:
+    def _come(self, slot: int) -> Any:
+        """Who stands by on this slot, or is on its way there."""
+        if (member := self.crew.standby(slot)) is not None:
+            return member.actor
         with self.lock:
-            if isinstance(what, Moved | SnapshotTaken):  # only the newest of a rank counts
-                self.unsaid = [
-                    (n, old) for n, old in self.unsaid if not (type(old) is type(what) and old.rank == what.rank)
-                ]
-            self.number += 1
-            self.unsaid.append((self.number, what))
-        if now:
-            self.wake.set()
+            if slot not in self.born:
+                group = ray.util.get_current_placement_group()
+                self.born[slot] = RankActor.options(
+                    name=f"{self.job}/{self.node}/{slot}/{self.turn.attempt}.{next(self.serials)}",
+                    namespace=self.namespace, lifetime="detached",
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+                ).remote(slot, ray.get_runtime_context().current_actor)  # fmt: skip
+            return self.born[slot]
+
+    def _lost(self, member: Member) -> None:
+        turn = self.turn
+        self.warm.discard(member.pid)
+        if member.rank is not None and not turn.over and not isinstance(turn.ended.get(member.rank), Finished | Paused):
+            self.outbox.say(turn.attempt, RankDied(member.rank, time.time()))
 
     def _report(self) -> None:
         while True:
-            self.wake.wait(REPORT_S)
-            self.wake.clear()
-            with self.lock:
-                batch = list(self.unsaid)
-            if batch and (done := self._deliver(batch)) is not None:
-                with self.lock:
-                    self.unsaid = [(n, what) for n, what in self.unsaid if n > done]
+            self.outbox.wake.wait(REPORT_S)
+            self.outbox.wake.clear()
+            for attempt, said in self.outbox.waiting():
+                if (done := self._deliver(attempt, said)) is None:
+                    break
+                self.outbox.confirm(attempt, done)
 
-    def _deliver(self, batch: list[Said]) -> int | None:
+    def _deliver(self, attempt: int, said: list[Said]) -> int | None:
         """The number up to which the controller has committed; None while it can't be reached."""
         try:
             controller = ray.get_actor(self.controller, namespace=self.namespace)
-            return int(ray.get(controller.hear.remote(self.job, self.attempt, self.node, batch), timeout=10))
+            return int(ray.get(controller.hear.remote(self.job, attempt, self.node, said), timeout=10))
         except (ray.exceptions.RayError, ValueError):
             return None  # told again in a second
+
+    def _shipper(self, attempt: int) -> logs.Shipper:
+        return logs.Shipper(self.scratch / self.job / f"{attempt:06d}-{self.node}", self.storage, attempt, self.node)
 
     def _ship_logs(self) -> None:
         """A thread of its own: storage that is slow delays no report."""
@@ -205,16 +269,19 @@ class NodeAgent:
                 self._ship()
 
     def _ship(self, last: bool = False) -> None:
+        """Those of attempts that are over to their end, and then no more."""
         with contextlib.suppress(OSError):  # storage is away: the lines stay on the node and are shipped later
-            for chunk in self.shipper.ship(last):
-                self._say(chunk, now=False)
+            for shipper in tuple(self.shippers):
+                over = last or shipper is not self.turn.shipper
+                for chunk in shipper.ship(over):
+                    self.outbox.say(shipper.attempt, chunk, now=False)
+                if over and shipper.done():
+                    self.shippers.remove(shipper)
+                    shutil.rmtree(shipper.folder, ignore_errors=True)
 
-    def _notice_deaths(self) -> None:
+    def _look(self) -> None:
         while True:
-            for pid in self.watch.ended(0.2):
-                rank = next(rank for rank, known in self.pids.items() if known == pid)
-                if not self.stopping and not isinstance(self.ended.get(rank), Finished):
-                    self._say(RankDied(rank, time.time()))
+            self.crew.look(0.2)
 
     def _obey(self, epoch: int) -> None:
         if epoch < self.epoch:

@@ -1,18 +1,21 @@
-"""The Ray actor around one rank: takes one assignment in its life, trains in a thread of its own, reports to its agent.
+"""The Ray actor around one rank: stands by, warm, until it is assigned; trains in a thread of its own, and is ended.
 
-Its methods answer while it trains. It knows no controller and no store; when its raylet is gone it ends itself, so that
-a node that was given up for dead can't go on writing.
+Its methods answer while it trains. What warms it is done in the thread that will train, since torch keeps some of its
+caches by thread. It knows no controller and no store; when its raylet is gone it ends itself, so that a node that was
+given up for dead can't go on writing.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import queue
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from workers.reports import (
     FaultKind,
     Finished,
     Moved,
+    Paused,
     Report,
     Resumed,
     SaveDelayed,
@@ -35,17 +39,21 @@ from workers.reports import (
     StepDone,
     StepSkipped,
 )
-from workers.spec import Assignment
+from workers.spec import Assignment, RunSpec
 
 
 class Rank:
-    """Known to its node's agent from birth, so that it can be ended; `assign` sets it to work."""
+    """Known to its node's agent from birth, so that it can be ended; `assign` sets it to work, once."""
 
-    def __init__(self, rank: int, agent: Any) -> None:
+    def __init__(self, slot: int, agent: Any) -> None:
         self.agent, self.step = agent, 0
-        ray.get(agent.enlist.remote(rank, os.getpid()))
+        self.warmed: tuple[RunSpec, int] | None = None  # for which rank of which run
+        self.pausing = threading.Event()
+        self.work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        ray.get(agent.enlist.remote(slot, os.getpid(), ray.get_runtime_context().current_actor))
         self.parent = os.getppid()
         threading.Thread(target=self._leave_with_parent, name="parent-watch", daemon=True).start()
+        threading.Thread(target=self._work, name="trainer", daemon=True).start()
 
     def ready(self) -> None:
         """Answers once torch is imported: what takes seconds is done before the assignment.
@@ -57,6 +65,14 @@ class Rank:
 
         gc.freeze()
         gc.enable()
+
+    def warm(self, run: RunSpec, rank: int) -> None:
+        """Get ready to be this rank of this run. Answers at once; what was warmed before for another, is for this."""
+        self.work.put(partial(self._warm, run, rank))
+
+    def pause(self) -> None:
+        """End after the step under way."""
+        self.pausing.set()
 
     def assign(self, assignment: Assignment, logs: str, kept: str, devices: str | None, memory: Place | None) -> None:
         """Train: output goes to files under `logs`, reports to the agent; `kept` outlives attempts on this node."""
@@ -71,12 +87,33 @@ class Rank:
         pp, dp, tp = assignment.run.parallel.coordinates(assignment.rank)
         where = f"(pp {pp}, dp {dp}, tp {tp}), attempt {assignment.attempt}, pid {os.getpid()}"
         say(f"rank {assignment.rank} of {assignment.world} {where}")
-        threading.Thread(target=self._train, args=(assignment, memory), name="trainer", daemon=True).start()
+        self.work.put(partial(self._train, assignment, memory))
+
+    def _work(self) -> None:
+        while True:
+            self.work.get()()
+
+    def _warm(self, run: RunSpec, rank: int) -> None:
+        from workers import trainer, warm
+        from workers.parallel import mesh
+
+        trainer.quieten("cpu")
+        if self.warmed not in (None, (run, rank)):
+            mesh.forget_groups()
+        try:
+            if self.warmed != (run, rank) and warm.warm(run, rank):
+                self.warmed = run, rank
+        except Exception:  # it stands by all the same
+            traceback.print_exc()
+            mesh.forget_groups()
+            self.warmed = None
+        self.agent.warmed.remote(os.getpid(), self.warmed is not None)
 
     def _train(self, assignment: Assignment, memory: Place | None) -> None:
         from torch.distributed import PrefixStore, TCPStore
 
         from workers import trainer
+        from workers.parallel import mesh
 
         def tell(report: Report) -> None:
             if isinstance(report, Moved):
@@ -87,9 +124,11 @@ class Rank:
 
         try:
             trainer.quieten(assignment.device)
+            if self.warmed not in (None, (assignment.run, assignment.rank)):
+                mesh.forget_groups()
             store = TCPStore(assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False)
             shelf = Shelf(memory, assignment.rank, assignment.world) if memory else None
-            trainer.train(assignment, PrefixStore(str(assignment.attempt), store), tell, shelf)
+            trainer.train(assignment, PrefixStore(str(assignment.attempt), store), tell, shelf, self.pausing.is_set)
         except BaseException as error:
             text = traceback.format_exc()
             sys.stderr.write(text)
@@ -169,6 +208,8 @@ def sentence(report: Report) -> str:
             return f"continuing after step {report.step} from {source}"
         case Finished():
             return f"finished after step {report.step}"
+        case Paused():
+            return f"paused after step {report.step}"
         case _:
             return ""
 

@@ -17,7 +17,7 @@ from typing import Any
 from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.errors import Fenced, StoreUnavailable, UserError
-from service.contracts.job import folder, parse_job
+from service.contracts.job import Phase, folder, parse_job
 from service.core import liveness, machine
 from service.core.commands import Command, Record
 from service.core.state import Job, State
@@ -26,7 +26,8 @@ from service.runtime.ear import AgentGone, Ear
 from service.runtime.errands import Answered, Errands
 from service.runtime.hands import Hands
 from service.runtime.logs import Chunk
-from service.runtime.node_agent import Said, Stopped
+from service.runtime.node_agent import Stopped
+from service.runtime.outbox import Said
 from service.settings import Settings
 from service.store.jobs import Store
 from service.store.records import Intent, JobRow, LogChunk
@@ -294,7 +295,8 @@ class Reign:
             except StoreUnavailable as error:
                 log.warning("the lease could not be renewed: %s", error)
         if self._due("sweep", SWEEP_S):
-            self.hands.sweep({job.uid for job in self.state.jobs.values() if job.holds_slots}, set(self.state.jobs))
+            owned = {job.uid for job in self.state.jobs.values() if job.holds_slots or job.phase is Phase.RECOVERING}
+            self.hands.sweep(owned, set(self.state.jobs))
 
     def _due(self, name: str, every_s: float) -> bool:
         now = time.monotonic()

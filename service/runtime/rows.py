@@ -74,7 +74,11 @@ def _figures(step: Step) -> dict[str, Any]:
 
 
 def nodes(fleet: Fleet, at: float) -> list[NodeRow]:
-    return [NodeRow(**dataclasses.asdict(node), seen_at=at) for node in fleet.nodes]
+    named = {field.name for field in dataclasses.fields(NodeRow)}
+    return [
+        NodeRow(**{name: value for name, value in dataclasses.asdict(node).items() if name in named}, seen_at=at)
+        for node in fleet.nodes
+    ]
 
 
 def chunk(uid: str, chunk: Chunk) -> LogChunk:

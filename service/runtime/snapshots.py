@@ -96,14 +96,13 @@ class Snapshots:
 
     @ray.method(concurrency_group="hold")  # type: ignore[untyped-decorator]
     def hold(self, world: int, record: ShardSaved) -> None:
-        """Copy a shard that its rank has written here to the peer, and keep both. OSError: the peer has none."""
+        """Keep a shard that its rank has written here, and copy it to the peer. OSError: the peer has none."""
+        self._keep(world, record)
         try:
             if self.peer is not None:
                 self._push(world, record)
         except ray.exceptions.RayError as error:
             raise OSError(f"the peer of {self.node} did not take it: {type(error).__name__}") from error
-        finally:
-            self._keep(world, record)
 
     # What peers ask
 

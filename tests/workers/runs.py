@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from workers.checkpoint.storage import LocalStorage, Storage
 from workers.data.corpus import Corpus
 from workers.engine import Engine, Outcome
 from workers.parallel import mesh
-from workers.reports import Report
+from workers.reports import Moved, Report
 from workers.spec import Assignment, RunSpec
 
 MODEL = {"layers": 4, "hidden": 32, "heads": 8, "kv_heads": 2, "ffn_hidden": 48, "seq_len": 16}
@@ -91,6 +92,7 @@ def train(
     memory: str = "",
     snapshots: tuple[str, ...] = (),
     origin: tuple[str, str] | None = None,
+    pausing: Callable[[list[Report]], bool] = lambda said: False,
 ) -> list[Report]:
     """The trainer to its end; what it reported. `memory`: the folder that stands for it."""
     said: list[Report] = []
@@ -110,8 +112,19 @@ def train(
     shelf = Shelf(Storage.open(memory), snapshots) if memory else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "Loop", Patient)
-        trainer.train(assignment, store, said.append, shelf)
+        trainer.train(assignment, store, said.append, shelf, lambda: pausing(said))
     return said
+
+
+def train_until(
+    store: dist.Store, rank: int, root: str, run: RunSpec, step: int, asked: int, memory: str
+) -> list[Report]:
+    """As `train`; rank `asked` is told to end after `step`, while it is at work on it."""
+
+    def pausing(said: list[Report]) -> bool:
+        return rank == asked and any(isinstance(one, Moved) and one.step == step - 1 for one in said)
+
+    return train(store, rank, root, run, 1, (), memory, pausing=pausing)
 
 
 def train_in_an_outage(store: dist.Store, rank: int, root: str, run: RunSpec) -> list[Report]:

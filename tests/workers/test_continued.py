@@ -14,7 +14,17 @@ from tests.workers.test_trainer import EIGHT, TIGHT, heard, job_storage, losses,
 from workers.checkpoint import manifest
 from workers.checkpoint.publisher import Publisher
 from workers.checkpoint.storage import Storage
-from workers.reports import Report, Resumed, SaveDelayed, SaveFailed, ShardSaved, SnapshotRefused, SnapshotTaken
+from workers.reports import (
+    Finished,
+    Paused,
+    Report,
+    Resumed,
+    SaveDelayed,
+    SaveFailed,
+    ShardSaved,
+    SnapshotRefused,
+    SnapshotTaken,
+)
 from workers.spec import RunSpec
 
 pytestmark = pytest.mark.torch
@@ -147,3 +157,24 @@ def test_f12_training_goes_on_while_storage_is_away(pool: Pool, tmp_path: Path) 
     last = [one for one in heard(said, ShardSaved) if one.step == 6]
     path = Publisher(job_storage(tmp_path), "run", 1, "test", run).publish(6, last)
     manifest.verify(job_storage(tmp_path), path)
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["memory", "storage"])
+def test_a_wish_of_one_rank_ends_all_after_the_same_step_and_nothing_is_lost(
+    pool: Pool, whole: tuple[Path, Said], tmp_path: Path, room: bool
+) -> None:
+    folder = str(tmp_path / "memory") if room else ""
+    said = pool.run(8, runs.train_until, str(tmp_path), run_of(EIGHT), 3, 2, folder)
+    paused = heard(said, Paused)
+    assert sorted((one.rank, one.step) for one in paused) == [(rank, 3) for rank in range(8)]
+    assert heard(said, Finished) == []
+    saved = heard(said, ShardSaved)
+    assert sorted(one.rank for one in saved) == ([] if room else list(range(8)))
+    if room:
+        kept, resume = (memory.assembled(Storage.open(folder), 3),), ()
+    else:
+        publisher = Publisher(job_storage(tmp_path), "run", 1, "test", run_of(EIGHT))
+        kept, resume = (), (publisher.publish(3, sorted(saved, key=lambda one: one.rank)),)
+    again = pool.run(8, runs.train, str(tmp_path), run_of(EIGHT), 2, resume, folder, kept)
+    assert resumed(again).step == 3
+    assert {**losses(said), **losses(again)} == losses(whole[1])

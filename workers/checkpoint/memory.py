@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from workers.checkpoint.storage import Storage
 from workers.reports import ShardSaved
@@ -19,8 +19,15 @@ from workers.reports import ShardSaved
 CHEAP = 0.01  # share of a step's time that nobody minds
 MTBF_S = 50_000 * 3600.0  # of one device: 419 interruptions of 16,384 GPUs in 54 days (Llama 3, section 3.3.4)
 
-Note = tuple[float, float, float]
-"""Of one rank, or summed over ranks: snapshots under way, seconds that the last one cost, seconds of the last step."""
+
+class Note(NamedTuple):
+    """Of one rank, or summed over ranks."""
+
+    busy: float = 0.0  # snapshots under way
+    lacking: float = 0.0  # ranks that have no memory tier, or none with room
+    cost_s: float = 0.0  # of the last snapshot
+    step_s: float = 0.0  # of the last step
+    pausing: float = 0.0  # ranks that were asked to end after this step
 
 
 class Memory(Protocol):
@@ -54,10 +61,9 @@ class Rhythm:
 
     def due(self, step: int, agreed: Note, wanted: bool = False) -> bool:
         """Whether to take one now. `wanted`: a durable save comes anyway, and begins with one where it can."""
-        busy, cost_s, step_s = agreed
-        mean = (cost_s / self.devices, step_s / self.devices)
+        mean = (agreed.cost_s / self.devices, agreed.step_s / self.devices)
         every = self.every if self.every != "auto" else interval(*mean, self.devices)
-        if busy or not every or not (wanted or step - self.last >= every):
+        if agreed.busy or agreed.lacking or not every or not (wanted or step - self.last >= every):
             return False
         self.last = step
         return True

@@ -60,8 +60,13 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether the copies are in use, or snapshots are refused."""
-        return self._admitted == 0 or not (self._writing is None or self._writing.done())
+        """Whether the copies are in use."""
+        return not (self._writing is None or self._writing.done())
+
+    @property
+    def lacking(self) -> bool:
+        """Whether there is no memory for snapshots."""
+        return self.memory is None or self._admitted == 0
 
     def save(
         self,

@@ -31,10 +31,25 @@ def joined(store: dist.Store, rank: int, layout: ParallelLayout, device: str, ti
     backend = "nccl" if device == "gpu" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world, timeout=timeout)
     try:
-        yield _mesh((layout.pp, layout.replicate, layout.dp // layout.replicate, layout.tp), AXES, device)
+        yield _mesh(_shape(layout), AXES, device)
     finally:
         dist.destroy_process_group()
         forget_groups()
+
+
+@contextlib.contextmanager
+def pretended(rank: int, layout: ParallelLayout) -> Iterator[DeviceMesh]:
+    """As `joined` on CPUs, without the others: collectives return at once, and what they would receive is anything.
+
+    Torch's caches are kept: groups have the names that they will have when this process is `rank` of that layout.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
+    try:
+        yield _mesh(_shape(layout), AXES, "cpu", "fake")
+    finally:
+        dist.destroy_process_group()
 
 
 def of_experts(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
@@ -44,12 +59,16 @@ def of_experts(layout: ParallelLayout, device: torch.device) -> DeviceMesh:
     return _mesh(shape, EXPERT_AXES, "gpu" if device.type == "cuda" else "cpu")
 
 
-def _mesh(shape: tuple[int, ...], names: tuple[str, ...], device: str) -> DeviceMesh:
+def _shape(layout: ParallelLayout) -> tuple[int, ...]:
+    return layout.pp, layout.replicate, layout.dp // layout.replicate, layout.tp
+
+
+def _mesh(shape: tuple[int, ...], names: tuple[str, ...], device: str, backend: str = "") -> DeviceMesh:
     """Each axis has groups of its own, with the world's timeout."""
-    own: Any = dict.fromkeys(names, "nccl" if device == "gpu" else "gloo")
+    own: Any = dict.fromkeys(names, backend or ("nccl" if device == "gpu" else "gloo"))
     kind = "cuda" if device == "gpu" else "cpu"
     mesh = init_device_mesh(kind, shape, mesh_dim_names=names, backend_override=own)
-    for group in mesh.get_all_groups():
+    for group in mesh.get_all_groups() if backend != "fake" else ():
         hurry(group)
     return mesh
 

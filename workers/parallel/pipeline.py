@@ -119,6 +119,19 @@ class Shapes:
         return torch.empty(self.samples, seq, self.logits, dtype=self.dtype, device="meta")
 
 
+class Stage(PipelineStage):
+    """All shapes are given. Ranks make sure of that of each other, but where a rank is alone (`mesh.pretended`)."""
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
+        return self._alone() or super()._warmup_forward_vote(has_backward, received_acc)
+
+    def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
+        return self._alone() or super()._warmup_backward_result(received_result)
+
+    def _alone(self) -> torch.Tensor | None:
+        return torch.ones(1, dtype=torch.int32) if dist.get_backend(self.group) == "fake" else None
+
+
 class Staged:
     """This rank's stages of a pipeline under a schedule of `runs` micro-batches; one for each length of a sample, since
     a schedule takes its buffers from the first it sees."""
@@ -168,11 +181,11 @@ class Staged:
             )
         return self.schedules[seq]
 
-    def _stage(self, part: nn.Module, number: int, seq: int) -> PipelineStage:
+    def _stage(self, part: nn.Module, number: int, seq: int) -> Stage:
         layout, shapes = self.layout, self.shapes
         came = shapes.tokens(seq) if number == 0 else shapes.between(seq).requires_grad_()
         gone = shapes.out(seq) if number == layout.stages - 1 else shapes.between(seq)
-        return PipelineStage(
+        return Stage(
             part,
             number,
             layout.stages,

@@ -313,7 +313,7 @@ def test_memory_that_is_too_small_is_said_once_and_never_asked_again(storage, sh
     for step in (1, 2):
         saver.save(step, {"w": torch.ones(4)}, {}, {}, snapshot=True)
     saver.wait()
-    assert saver.busy  # all ranks leave snapshots alone where one can't take them
+    assert saver.lacking  # all ranks leave snapshots alone where one can't take them
     saver.close()
     assert heard[0] == reports.SnapshotFailed(1, 0, "16 bytes do not fit")
     assert [type(said) for said in heard[1:]] == [reports.ShardSaved, reports.ShardSaved]

@@ -1,0 +1,83 @@
+"""The processes on the slots of one node: who stands by, who is at work as which rank. Knows no attempts, no reports.
+
+A process that has enlisted is watched: it is ended for sure, and its end is noticed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from service.contracts.errors import ClusterError
+from service.runtime import processes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member:
+    """A process of one slot."""
+
+    slot: int
+    pid: int
+    actor: Any
+    rank: int | None = None  # None: it stands by
+
+
+class Crew:
+    """`lost` is told of members that ended and were not ended here."""
+
+    def __init__(self, lost: Callable[[Member], None]) -> None:
+        self.lost = lost
+        self.lock = threading.Lock()
+        self.members: dict[int, Member] = {}  # pid -> member
+        self.watch = processes.Watch()
+        self.closed = False
+
+    def enlist(self, slot: int, pid: int, actor: Any) -> None:
+        """A process is born. ClusterError once the crew is closed: it is too late."""
+        with self.lock:
+            if self.closed:
+                raise ClusterError("the job has been stopped on this node")
+            self.members[pid] = Member(slot, pid, actor)
+        if not self.watch.add(pid):
+            self._gone(pid)
+
+    def standby(self, slot: int) -> Member | None:
+        """The first to stand by on this slot."""
+        with self.lock:
+            return next((one for one in self.members.values() if one.slot == slot and one.rank is None), None)
+
+    def put(self, pid: int, rank: int) -> Member:
+        """It is at work from here on."""
+        with self.lock:
+            made = self.members[pid] = dataclasses.replace(self.members[pid], rank=rank)
+            return made
+
+    def at_work(self) -> dict[int, Member]:
+        """By rank."""
+        with self.lock:
+            return {one.rank: one for one in self.members.values() if one.rank is not None}
+
+    def end(self, everyone: bool) -> list[int]:
+        """End those at work, or everyone for good. The pids that would not go."""
+        with self.lock:
+            self.closed = self.closed or everyone
+            doomed = {pid: one for pid, one in self.members.items() if everyone or one.rank is not None}
+            for pid in doomed:
+                del self.members[pid]
+        left = processes.end(doomed)
+        with self.lock:
+            self.members |= {pid: one for pid, one in doomed.items() if pid in left}
+        return left
+
+    def look(self, timeout_s: float) -> None:
+        """Notice who has ended; waits up to the timeout for one."""
+        for pid in self.watch.ended(timeout_s):
+            self._gone(pid)
+
+    def _gone(self, pid: int) -> None:
+        with self.lock:
+            member = self.members.pop(pid, None)
+        if member is not None:
+            self.lost(member)
