@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from service.contracts.errors import ClusterError, Fenced
-from service.runtime import logs
+from service.runtime import logs, stacks
 from service.runtime.crew import Crew, Member
 from service.runtime.outbox import Outbox, Said
 from service.runtime.rank import RankActor
 from service.runtime.shelf import Place
+from service.runtime.stacks import Look
 from workers.checkpoint.storage import Storage
 from workers.reports import Failed, Finished, Paused, Report, Resumed, ShardSaved
 from workers.spec import Assignment, RunSpec
@@ -166,6 +168,18 @@ class NodeAgent:
         self._obey(epoch)
         for member in self.crew.at_work().values():
             member.actor.pause.remote()
+
+    def inspect(self, epoch: int) -> list[Look]:
+        """Where every rank of this node stands."""
+        self._obey(epoch)
+        folder = self.turn.shipper.folder
+        found = sorted(self.crew.at_work().items())
+        with ThreadPoolExecutor(len(found) or 1) as pool:
+            asked = [
+                pool.submit(stacks.look, rank, self.node, member.pid, folder / f"{rank}.stack")
+                for rank, member in found
+            ]
+            return [one.result() for one in asked]
 
     def stop(self, epoch: int, keep: bool = False) -> Stopped:
         """End every rank of this node; without `keep` the standbys too, for good, and ship the rest of their logs."""

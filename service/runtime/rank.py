@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from service.runtime import processes
+from service.runtime import processes, stacks
 from service.runtime.shelf import Place, Shelf
 from workers.reports import (
     Evaluated,
@@ -84,6 +84,7 @@ class Rank:
         for name, value in compiled.environment(Path(kept), assignment.timeout_s, interface).items():
             os.environ.setdefault(name, value)
         redirect(Path(logs), assignment.rank)
+        stacks.answer_signals(Path(logs) / f"{assignment.rank}.stack")
         pp, dp, tp = assignment.run.parallel.coordinates(assignment.rank)
         where = f"(pp {pp}, dp {dp}, tp {tp}), attempt {assignment.attempt}, pid {os.getpid()}"
         say(f"rank {assignment.rank} of {assignment.world} {where}")
@@ -151,10 +152,12 @@ BROKEN = (
     "Broken pipe",
 )
 """What collectives say when a peer is gone."""
+FULL = "can't allocate memory"  # torch's word for a host without memory
 
 
 def kind_of(error: BaseException) -> FaultKind:
     """Whose fault an exception of training is, as far as this rank alone can tell."""
+    import torch
     import torch.distributed as dist
 
     from workers.blame import Drifted, NonFinite
@@ -163,6 +166,8 @@ def kind_of(error: BaseException) -> FaultKind:
         return "numeric"
     if isinstance(error, Drifted):
         return "drift"
+    if any(isinstance(one, MemoryError | torch.OutOfMemoryError) or FULL in str(one) for one in causes(error)):
+        return "out_of_memory"
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
         return "storage"
     if any(isinstance(one, dist.DistError) or any(sign in str(one) for sign in BROKEN) for one in causes(error)):
