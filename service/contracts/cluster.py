@@ -22,8 +22,8 @@ class Node:
     device: str = "cpu"
     address: str = "127.0.0.1"
     nvlink: str = ""  # name of the NVLink domain, which may span nodes of a rack
-    draining: float | None = None  # Unix seconds at which it goes: a notice was given
     accelerator: str = ""  # kind of its GPUs, as Ray calls it: H100, A100-80G; empty: not known
+    draining: float | None = None  # Unix seconds at which it goes: a notice was given
 
     @property
     def rack_key(self) -> str:

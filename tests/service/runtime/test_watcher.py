@@ -70,3 +70,11 @@ def named(name: str, cpus: float = 2.0, **changes: Any) -> dict[str, Any]:
 )
 def test_the_fleet_is_what_can_hold_ranks(rows: list[dict[str, Any]], names: list[str]) -> None:
     assert [node.name for node in watcher.of(rows).nodes] == names
+
+
+@pytest.mark.parametrize(
+    ("draining", "until"), [({}, None), ({"abcdef0123456789": 1_700_000_030_500}, 1_700_000_030.5)]
+)
+def test_a_node_that_was_given_notice_says_until_when(draining: dict[str, int], until: float | None) -> None:
+    (found,) = watcher.of([row({"CPU": 2.0}, PLACE)], draining).nodes
+    assert found.draining == until
