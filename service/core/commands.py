@@ -55,6 +55,15 @@ class PauseGang:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class InspectGang:
+    """Find out who a gang without progress waits for. Answer: GangFaulted, with a hang that names rank and stack."""
+
+    uid: str
+    attempt: int
+    message: str  # first line of the fault's
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RaiseStandbys:
     """A warm process behind every rank, and on every spare slot; where there are some, what is missing. No answer."""
 
@@ -64,7 +73,7 @@ class RaiseStandbys:
     placement: Placement
 
 
-Command = StartGang | StopGang | ReleaseGang | PauseGang | RaiseStandbys
+Command = StartGang | StopGang | ReleaseGang | PauseGang | InspectGang | RaiseStandbys
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

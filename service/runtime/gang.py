@@ -30,6 +30,7 @@ from service.core.state import Slot
 from service.runtime import processes
 from service.runtime.node_agent import NodeAgentActor, Standby, Standing, Stopped
 from service.runtime.recall import Tier
+from service.runtime.stacks import Look
 from workers.spec import Assignment
 
 log = logging.getLogger("phalanx.gang")
@@ -39,6 +40,7 @@ CONTROLLER = "controller"
 GROUP_READY_S = 10.0
 ACTORS_READY_S = 110.0
 STOP_S = 30.0
+INSPECT_S = 4.0
 
 
 class GangRefused(ClusterError):
@@ -133,6 +135,16 @@ class Gang:
         """All ranks are to end after the step under way."""
         for agent in self.agents.values():
             agent.pause.remote(epoch)
+
+    def inspect(self, epoch: int) -> list[Look]:
+        """Where every rank stands, as far as its agent answers soon."""
+        asked = [agent.inspect.remote(epoch) for agent in self.agents.values()]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=INSPECT_S) if asked else ([], [])
+        found: list[Look] = []
+        for answer in answered:
+            with contextlib.suppress(ray.exceptions.RayError):
+                found += ray.get(answer)
+        return sorted(found, key=lambda look: look.rank)
 
     def stop(self, epoch: int) -> list[Stopped]:
         """End all ranks; agents and standbys stay. What the agents had left to say.

@@ -19,9 +19,9 @@ import ray
 from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.errors import ClusterError, Fenced
-from service.core.commands import Command, PauseGang, RaiseStandbys, ReleaseGang, StartGang, StopGang
+from service.core.commands import Command, InspectGang, PauseGang, RaiseStandbys, ReleaseGang, StartGang, StopGang
 from service.core.state import Job, Restored
-from service.runtime import gang, holds, recall
+from service.runtime import gang, holds, recall, stacks
 from service.runtime.ear import AgentGone, Complete
 from service.runtime.gang import Gang
 from service.runtime.lanes import Lanes
@@ -73,6 +73,8 @@ class Hands:
                 self.lanes.submit(job.uid, partial(self._free, job.uid))
             case PauseGang():
                 self.pause(job)
+            case InspectGang():
+                self.asides.submit(self._inspect, command, job)
             case RaiseStandbys():
                 self.lanes.submit(job.uid, partial(self._stand_by, command, job))
         return False
@@ -158,6 +160,16 @@ class Hands:
             self._gang(command.uid).stand_by(command, self._order(job, Fleet()))
         except ray.exceptions.RayError as error:
             log.warning("standbys of %s: %s", command.uid, error)
+
+    def _inspect(self, command: InspectGang, job: Job) -> None:
+        """Beside all else of the job: it may be stopped meanwhile."""
+        looks = self._gang(command.uid).inspect(self.epoch)
+        odd = stacks.odd(looks)
+        found = "; ".join(f"{count} {state}" for state, count in stacks.states(looks).items())
+        message = f"{command.message}\nof {len(looks)} ranks that were found: {found}"
+        rank, node = (odd.rank, odd.node) if odd is not None else (None, None)
+        fault = events.Fault("hang", message, rank, node, job.step, stacks.text(looks, odd))
+        self._tell(events.GangFaulted(command.uid, command.attempt, (fault,), time.time()))
 
     def _pause(self, uid: str) -> None:
         self._gang(uid).pause(self.epoch)

@@ -27,7 +27,8 @@ def of(rows: Iterable[Mapping[str, Any]], draining: Mapping[str, int] = NOBODY) 
 
     `draining`: node id -> Unix milliseconds at which a node that was given notice goes; 0 where none was named.
     """
-    nodes = [node(row, draining.get(row["NodeID"])) for row in rows if row["Alive"] and row.get("Labels", {}).get(ROLE_LABEL) != CONTROL]
+    ours = [row for row in rows if row["Alive"] and row.get("Labels", {}).get(ROLE_LABEL) != CONTROL]
+    nodes = [node(row, draining.get(row["NodeID"])) for row in ours]
     return Fleet(tuple(sorted((found for found in nodes if found.slots), key=lambda found: found.name)))
 
 

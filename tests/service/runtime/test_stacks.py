@@ -31,7 +31,9 @@ stacks.answer_signals(Path(sys.argv[1]))
 globals()[sys.argv[2]]()
 """
 
-COLLECTIVE = '  File ".../torch/_ops.py", line 9 in f\n  File ".../torch/distributed/_functional_collectives.py", line 3 in wait\n'
+COLLECTIVE = """  File ".../torch/_ops.py", line 9 in f
+  File ".../torch/distributed/_functional_collectives.py", line 3 in wait
+"""
 STEP = '  File ".../workers/engine.py", line 200 in step\n  File ".../workers/trainer.py", line 120 in run'
 WAITS, WORKS = COLLECTIVE + STEP, STEP
 
