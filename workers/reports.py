@@ -17,6 +17,7 @@ class Moved:
     phase: RankPhase
     step: int
     at: float  # Unix seconds
+    pulse_s: float | None = None  # what a small piece of work took before this step (workers.pulse), now and then
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from workers.cursor import Cursor, check_model, check_order
 from workers.data.corpus import Corpus
 from workers.engine import Engine, Outcome
 from workers.parallel import mesh
+from workers.pulse import Pulse
 from workers.reports import (
     CheckpointRefused,
     Evaluated,
@@ -103,12 +104,14 @@ class Loop:
         self.leads, self.skips, self.saved, self.furthest, self.rolled = assignment.rank == 0, 0, 0, 0, 0
         self.engine, self.cursor = continued(assignment, storage, build, tell, saver.memory)
         self.engine.before_update = saver.copies.order
+        self.pulse = Pulse(self.engine.device)
         self.rhythm = Rhythm(self.run_spec.checkpoint.snapshot_every, assignment.world, self.cursor.step)
 
     def run(self) -> None:
         train, every = self.run_spec.train, self.run_spec.checkpoint.every_steps
         speed = Throughput.of(self.run_spec, self.engine.vocabulary, mesh.name_of(self.engine.device))
         while self.cursor.step < train.steps:
+            beat = self.pulse.beat()
             outcome = self.step()
             if not outcome.finite:
                 self.skip(outcome)
@@ -118,7 +121,7 @@ class Loop:
                 self.furthest, self.skips = step, 0
             if self.leads:
                 self.tell(self.done(outcome, speed))
-            self.tell(Moved(self.assignment.rank, "step", step, time.time()))
+            self.tell(Moved(self.assignment.rank, "step", step, time.time(), beat))
             if train.drift_every and step % train.drift_every == 0:
                 self.check_drift()
             if self.other is not None and step % train.eval_every == 0:

@@ -320,6 +320,29 @@ class StepSkipped:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StragglerFound:
+    """A node is slower than the others at the same small piece of work, or one device of it is. Told once an attempt."""
+
+    uid: str
+    attempt: int
+    node: str  # name
+    rank: int  # the slowest
+    ranks: int  # of the node that are slow
+    factor: float  # of its time over that of the other nodes
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StandbysWarm:
+    """So many slots of the job have a process standing by that is as warm as it gets."""
+
+    uid: str
+    attempt: int
+    warm: int
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Evaluated:
     """The mean loss on other text than is trained on, after `step`."""
 
@@ -347,6 +370,8 @@ GangEvent = (
     | SnapshotFailed
     | SnapshotRefused
     | StepSkipped
+    | StragglerFound
+    | StandbysWarm
     | Evaluated
 )
 CheckpointFact = (

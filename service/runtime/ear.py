@@ -7,6 +7,7 @@ to it; for longer where all the evidence is such echoes, or an agent that is gon
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,14 +25,18 @@ from service.contracts.events import (
     SnapshotFailed,
     SnapshotHeld,
     SnapshotRefused,
+    StandbysWarm,
     Step,
     StepsCompleted,
     StepSkipped,
+    StragglerFound,
 )
-from service.runtime.node_agent import RankDied
+from service.core import stragglers
+from service.runtime.node_agent import RankDied, Warm
 from workers import reports
 
 ECHO_S = 0.3
+COMPARE_S = 1.0
 ROOT_S = 6.0  # a dead node leaves Ray's table within about 3 s on a local fleet; then the core has the root
 
 
@@ -70,6 +75,10 @@ class Ear:
         self.snapshot_step: int | None = None
         self.forgetful = False  # no snapshot since it was told that one failed
         self.complete: list[Complete] = []
+        self.beats: dict[int, deque[float]] = {}  # rank -> what a small piece of work took, lately
+        self.compared_at = 0.0
+        self.stragglers: set[str] = set()  # nodes that were told of
+        self.warm: dict[str, int] = {}  # node -> slots where somebody stands by, warm
         self.at_step: dict[int, int] = {}
 
     def hear(self, said: Iterable[Any], at: float) -> list[Event]:
@@ -86,8 +95,10 @@ class Ear:
                     events.append(StepSkipped(self.uid, self.attempt, step, action, reason, samples, at))
                 case reports.Evaluated(step=step, loss=loss, tokens=tokens):
                     events.append(Evaluated(self.uid, self.attempt, step, loss, tokens, at))
-                case reports.Moved(rank=rank, step=step):
+                case reports.Moved(rank=rank, step=step, pulse_s=pulse_s):
                     self.at_step[rank] = max(step, 0)
+                    if pulse_s is not None:
+                        self.beats.setdefault(rank, deque(maxlen=stragglers.BEATS)).append(pulse_s)
                 case reports.Resumed(step=step, manifest=manifest):
                     events.append(GangResumed(self.uid, self.attempt, step, manifest, at))
                 case reports.CheckpointRefused(manifest=manifest, reason=reason):
@@ -114,12 +125,16 @@ class Ear:
                 case AgentGone(node=node, message=message):
                     step = max(self.at_step.values(), default=0)
                     self._fault(Fault("process_died", message, node=node, step=step), at)
+                case Warm(node=node, slots=slots):
+                    self.warm[node] = slots
+                    events.append(StandbysWarm(self.uid, self.attempt, sum(self.warm.values()), at))
                 case reports.Finished(rank=rank):
                     self.finished.add(rank)
                 case reports.Paused(rank=rank, step=step):
                     self.paused[rank] = step
         self._completed(events, steps, at)
         events += self._snapshot(at)
+        events += self._slow(at)
         return events
 
     def due(self, at: float, publishing: bool = False) -> list[Event]:
@@ -161,6 +176,14 @@ class Ear:
             return []
         self.snapshot_step, self.forgetful = step, False
         return [SnapshotHeld(self.uid, self.attempt, step, sum(part.nbytes for part in parts), at)]
+
+    def _slow(self, at: float) -> list[Event]:
+        if at - self.compared_at < COMPARE_S:
+            return []
+        self.compared_at = at
+        found = [one for one in stragglers.find(self.beats, self.nodes) if one.node not in self.stragglers]
+        self.stragglers |= {one.node for one in found}
+        return [StragglerFound(self.uid, self.attempt, one.node, one.rank, one.ranks, one.factor, at) for one in found]
 
     def _fault(self, fault: Fault, at: float) -> None:
         self.faults.append(fault)

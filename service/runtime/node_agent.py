@@ -47,6 +47,14 @@ class RankDied:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Warm:
+    """On so many slots of this node somebody stands by, as warm as it gets."""
+
+    node: str
+    slots: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Standing:
     """What an agent answers to a controller that comes back."""
 
@@ -160,8 +168,10 @@ class NodeAgent:
                 raise ClusterError(f"the process that stood by on slot {slot} of {self.node} is gone")
             self.crew.put(member.pid, assignment.rank)
             own = dataclasses.replace(assignment, local_index=self.slots.index(slot))
+            self.warm.discard(member.pid)
             taken.append(member.actor.assign.remote(own, *folders, devices, memory))
         ray.get(taken)
+        self._tell_standbys()
 
     def pause(self, epoch: int) -> None:
         """Every rank of this node is to end after the step under way."""
@@ -204,11 +214,6 @@ class NodeAgent:
             turn = self.turn
             return Standing(turn.attempt, alive, tuple(turn.ended.values()), tuple(turn.shards), self.slots)
 
-    def standbys(self) -> dict[int, bool]:
-        """Slots on which somebody stands by, and whether it is warm."""
-        found = {slot: self.crew.standby(slot) for slot in self.slots}
-        return {slot: member.pid in self.warm for slot, member in found.items() if member is not None}
-
     # What ranks say
 
     def enlist(self, slot: int, pid: int, actor: Any) -> None:
@@ -220,6 +225,7 @@ class NodeAgent:
     def warmed(self, pid: int, done: bool) -> None:
         """It has got ready as far as it can."""
         self.warm.add(pid)
+        self._tell_standbys()
 
     @ray.method(concurrency_group="tell")  # type: ignore[untyped-decorator]  # one thread: order stays
     def tell(self, attempt: int, report: Report) -> None:
@@ -249,11 +255,18 @@ class NodeAgent:
                 ).remote(slot, ray.get_runtime_context().current_actor)  # fmt: skip
             return self.born[slot]
 
+    def _tell_standbys(self) -> None:
+        found = [self.crew.standby(slot) for slot in self.slots]
+        warm = sum(member is not None and member.pid in self.warm for member in found)
+        self.outbox.say(self.turn.attempt, Warm(self.node, warm), now=False)
+
     def _lost(self, member: Member) -> None:
         turn = self.turn
         self.warm.discard(member.pid)
         if member.rank is not None and not turn.over and not isinstance(turn.ended.get(member.rank), Finished | Paused):
             self.outbox.say(turn.attempt, RankDied(member.rank, time.time()))
+        if member.rank is None:
+            self._tell_standbys()
 
     def _report(self) -> None:
         while True:

@@ -8,7 +8,7 @@ import pytest
 from service.contracts import events
 from service.runtime.ear import ECHO_S, ROOT_S, AgentGone, Complete, Ear
 from service.runtime.logs import Chunk
-from service.runtime.node_agent import RankDied
+from service.runtime.node_agent import RankDied, Warm
 from workers import reports
 
 pytestmark = pytest.mark.ray
@@ -191,6 +191,24 @@ def test_ranks_that_were_paused_are_over_together_once_all_is_published() -> Non
     assert listening.due(101.0, publishing=True) == []
     assert listening.due(101.0) == [events.GangPaused("job", 2, 7, 101.0)]
     assert listening.due(102.0) == []
+
+
+def test_a_slow_node_is_named_once() -> None:
+    listening = ear()
+    told = []
+    for second in range(20):
+        beats = [reports.Moved(rank, "step", second, 95.0, 2.0 if rank > 1 else 1.0) for rank in range(4)]
+        told += listening.hear(beats, 100.0 + second)
+    assert told == [events.StragglerFound("job", 2, "n1", 3, 2, 2.0, 107.0)]
+
+
+def test_standbys_are_counted_over_nodes() -> None:
+    listening = ear()
+    assert listening.hear([Warm("n0", 2)], 100.0) == [events.StandbysWarm("job", 2, 2, 100.0)]
+    assert listening.hear([Warm("n1", 1), Warm("n0", 1)], 101.0) == [
+        events.StandbysWarm("job", 2, 3, 101.0),
+        events.StandbysWarm("job", 2, 2, 101.0),
+    ]
 
 
 def test_an_agent_that_is_gone_leaves_the_last_step_of_the_gang() -> None:
