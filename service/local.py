@@ -91,6 +91,7 @@ class LocalFleet:
             **{f"RAY_health_check_{name}": value for name, value in HEALTH.items()},
             "PHALANX_HOME": str(self.home),
             "PHALANX_SCRATCH": str(Path(self.temp) / "scratch"),
+            "PHALANX_KERNEL_LOG": str(Path(self.temp) / "{node}.kmsg"),
             "PHALANX_SNAPSHOTS": roster.memory(self.temp),
             "GLOO_SOCKET_IFNAME": "lo",
             "PYTHONUNBUFFERED": "1",
@@ -107,7 +108,8 @@ class LocalFleet:
             self.join(f"n{number}", f"r{number // self.nodes}", f"127.0.77.{number + 2}")
 
     def join(self, name: str, rack: str, address: str) -> None:
-        """One more node."""
+        """One more node. What its kernel says is what is written to its log: all share the machine's real one."""
+        (Path(self.temp) / f"{name}.kmsg").touch()
         self.members[name] = self.cluster.add_node(
             num_cpus=self.slots, node_ip_address=address, object_store_memory=OBJECT_STORE_BYTES,
             labels={RACK_LABEL: rack, NODE_LABEL: name},

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from service.contracts.errors import UserError
+from service.core import liveness
+from service.core.liveness import Limits
 from service.store import database
 
 
@@ -28,6 +30,8 @@ class Settings:
     scratch: str = ""  # folder on each node for the output of its ranks, until it is shipped
     snapshots: str = ""  # folder in each node's memory for snapshots; no two nodes see the same one
     snapshot_bytes: int = 0  # that they may take there, of each job; 0: half of what is free when the job begins
+    kernel_log: str = "/dev/kmsg"  # of each node; `{node}` stands for its name
+    limits: Limits = liveness.DEFAULT
     models: tuple[str, ...] = ()  # packages and modules whose classes a job may name as its model.family
 
     @classmethod
@@ -52,6 +56,8 @@ class Settings:
             scratch=str(_path("PHALANX_SCRATCH", given.get("PHALANX_SCRATCH", scratch))),
             snapshots=str(_path("PHALANX_SNAPSHOTS", given.get("PHALANX_SNAPSHOTS", _memory(scratch)))),
             snapshot_bytes=_bytes("PHALANX_SNAPSHOT_BYTES", given.get("PHALANX_SNAPSHOT_BYTES", "0")),
+            kernel_log=str(_path("PHALANX_KERNEL_LOG", given.get("PHALANX_KERNEL_LOG", "/dev/kmsg"))),
+            limits=_limits("PHALANX_LIMITS", given.get("PHALANX_LIMITS", "")),
             models=_modules("PHALANX_MODELS", given.get("PHALANX_MODELS", "")),
         )
 
@@ -113,6 +119,18 @@ def _modules(variable: str, text: str) -> tuple[str, ...]:
             hint = "write packages or modules, such as my_package.models,other_package"
             raise _refusal(variable, f"{name!r} is neither a package nor a module", hint)
     return names
+
+
+def _limits(variable: str, text: str) -> Limits:
+    """`settle_s=5,cooldown_s=2` changes two of them."""
+    known = {field.name: type(getattr(liveness.DEFAULT, field.name)) for field in dataclasses.fields(Limits)}
+    changes: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = (part.strip() for part in item.partition("="))
+        if name not in known:
+            raise _refusal(variable, f"there is no limit {name!r}", f"limits: {', '.join(known)}")
+        changes[name] = known[name](_seconds(variable, value))
+    return dataclasses.replace(liveness.DEFAULT, **changes)
 
 
 def _host(text: str) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 import ray
 
 from service.contracts.errors import Fenced, PhalanxError
-from service.core import liveness
 from service.runtime.outbox import Said
 from service.runtime.reign import Deliveries, Heard, Item, Reign
 from service.settings import Settings
@@ -31,9 +30,9 @@ START_OVER_S = 1.0
 
 
 class Controller:
-    def __init__(self, settings: Settings, limits: liveness.Limits = liveness.DEFAULT) -> None:
+    def __init__(self, settings: Settings) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True)
-        self.settings, self.limits = settings, limits
+        self.settings = settings
         self.identity = ray.get_runtime_context().get_actor_id()
         self.holder = f"{self.identity}/{os.getpid()}-{secrets.token_hex(4)}"
         self.inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
@@ -72,7 +71,7 @@ class Controller:
 
     def _lead(self, store: Store) -> None:
         epoch = self._wait_for_lease(store)
-        reign = Reign(epoch, self.holder, store, self.settings, self.limits, self.inbox, self.deliveries)
+        reign = Reign(epoch, self.holder, store, self.settings, self.inbox, self.deliveries)
         try:
             reign.begin()
             self.reign = reign

@@ -16,10 +16,12 @@ from service.contracts.events import (
     Evaluated,
     Event,
     Fault,
+    FaultKind,
     GangFaulted,
     GangFinished,
     GangPaused,
     GangResumed,
+    HealthFound,
     SaveDelayed,
     SaveFailed,
     SnapshotFailed,
@@ -37,6 +39,7 @@ from workers import reports
 
 ECHO_S = 0.3
 COMPARE_S = 1.0
+DEATHS = ("process_died", "out_of_memory")
 ROOT_S = 6.0  # a dead node leaves Ray's table within about 3 s on a local fleet; then the core has the root
 
 
@@ -120,8 +123,10 @@ class Ear:
                 case reports.Failed(rank=rank, message=message, step=step, traceback=traceback):
                     self._fault(Fault(what.kind, message, rank, self.nodes.get(rank), step, traceback), at)
                 case RankDied(rank=rank):
-                    step, message = self.at_step.get(rank, 0), f"process of rank {rank} is gone"
-                    self._fault(Fault("process_died", message, rank, self.nodes.get(rank), step), at)
+                    cause, message = _death(what)
+                    self._fault(Fault(cause, message, rank, self.nodes.get(rank), self.at_step.get(rank, 0)), at)
+                case HealthFound():
+                    events.append(what)
                 case AgentGone(node=node, message=message):
                     step = max(self.at_step.values(), default=0)
                     self._fault(Fault("process_died", message, node=node, step=step), at)
@@ -154,7 +159,7 @@ class Ear:
     def _patience_s(self) -> float:
         """How long a better root may still come: not at all for a process that ended while its agent lives, but long
         where all there is are broken connections, or an agent that fell silent."""
-        if any(fault.kind == "process_died" and fault.rank is not None for fault in self.faults):
+        if any(fault.kind in DEATHS and fault.rank is not None for fault in self.faults):
             return 0.0
         return ECHO_S if any(fault.kind != "peer" and fault.rank is not None for fault in self.faults) else ROOT_S
 
@@ -202,6 +207,13 @@ class Ear:
             self.complete.append(Complete(record.step, tuple(known[rank] for rank in range(self.world))))
             self.saved = record.step
             self.shards = {step: parts for step, parts in self.shards.items() if step > record.step}
+
+
+def _death(died: RankDied) -> tuple[FaultKind, str]:
+    if not died.out_of_memory:
+        return "process_died", f"process of rank {died.rank} is gone"
+    size = "" if died.used is None else f" when it had {died.used / 2**30:.2f} GiB"
+    return "out_of_memory", f"the kernel ended rank {died.rank} for want of memory{size}"
 
 
 def _folder(record: reports.ShardSaved) -> str:

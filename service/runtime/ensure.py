@@ -10,7 +10,6 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.core import liveness
 from service.runtime.controller import ControllerActor
 from service.runtime.gang import CONTROLLER, NAMESPACE
 from service.runtime.watcher import CONTROL, ROLE_LABEL
@@ -28,7 +27,7 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def controller(settings: Settings, limits: liveness.Limits = liveness.DEFAULT) -> bool:
+def controller(settings: Settings) -> bool:
     """True when there is a controller, made now or before; False when the cluster can't be asked."""
     try:
         ControllerActor.options(
@@ -37,7 +36,7 @@ def controller(settings: Settings, limits: liveness.Limits = liveness.DEFAULT) -
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=_where(),
-        ).remote(settings, limits)
+        ).remote(settings)
     except ray.exceptions.RayError as error:
         log.warning("no controller could be made: %s", error)
         return False

@@ -57,6 +57,7 @@ class Order:
     spec: JobSpec
     root: str
     scratch: str
+    kernel_log: str
     addresses: dict[str, str]  # node id -> IP literal
     resume: tuple[str, ...]
     origin: tuple[str, str] | None = None  # (another job's folder, manifest), for a job without a checkpoint
@@ -210,7 +211,8 @@ class Gang:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
                 num_cpus=0 if gpu else number, num_gpus=number if gpu else 0,
             ).remote(
-                order.epoch, self.uid, node, new[node], CONTROLLER, NAMESPACE, order.root, order.scratch
+                order.epoch, self.uid, node, new[node], CONTROLLER, NAMESPACE,
+                order.root, order.scratch, order.kernel_log,
             )  # fmt: skip
         return lacking
 

@@ -153,7 +153,8 @@ class Hands:
     ) -> gang.Order:
         root = job.spec.checkpoint.root or self.settings.storage
         addresses = {node.id: node.address for node in fleet.nodes}
-        return gang.Order(self.epoch, job.spec, root, self.settings.scratch, addresses, resume, origin)
+        settings = self.settings
+        return gang.Order(self.epoch, job.spec, root, settings.scratch, settings.kernel_log, addresses, resume, origin)
 
     def _stand_by(self, command: RaiseStandbys, job: Job) -> None:
         try:

@@ -21,9 +21,13 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from service import health_policy
 from service.contracts.errors import ClusterError, Fenced
+from service.contracts.events import HealthFound
 from service.runtime import logs, stacks
 from service.runtime.crew import Crew, Member
+from service.runtime.health import monitor
+from service.runtime.health.monitor import Monitor
 from service.runtime.outbox import Outbox, Said
 from service.runtime.rank import RankActor
 from service.runtime.shelf import Place
@@ -44,6 +48,8 @@ class RankDied:
 
     rank: int
     at: float
+    out_of_memory: bool = False  # the kernel ended it for that
+    used: int | None = None  # bytes that it had then, where that is known
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class NodeAgent:
         namespace: str,
         root: str,
         scratch: str,
+        kernel_log: str,
     ) -> None:
         self.epoch, self.job, self.node, self.slots = epoch, job, node, tuple(slots)
         self.controller, self.namespace = controller, namespace
@@ -112,6 +119,9 @@ class NodeAgent:
         self.shippers: list[logs.Shipper] = []  # of this attempt, and of earlier ones with something left
         self.turn = Turn(0, self._shipper(0))
         self.rendezvous: Any = None
+        sources = monitor.sources(node, Path(kernel_log.replace("{node}", node)))
+        self.health = Monitor(health_policy.read(), sources, self._found)
+        self.health.start()
         for work in (self._report, self._ship_logs, self._look):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
@@ -255,6 +265,9 @@ class NodeAgent:
                 ).remote(slot, ray.get_runtime_context().current_actor)  # fmt: skip
             return self.born[slot]
 
+    def _found(self, event: HealthFound) -> None:
+        self.outbox.say(self.turn.attempt, event)
+
     def _tell_standbys(self) -> None:
         found = [self.crew.standby(slot) for slot in self.slots]
         warm = sum(member is not None and member.pid in self.warm for member in found)
@@ -264,7 +277,9 @@ class NodeAgent:
         turn = self.turn
         self.warm.discard(member.pid)
         if member.rank is not None and not turn.over and not isinstance(turn.ended.get(member.rank), Finished | Paused):
-            self.outbox.say(turn.attempt, RankDied(member.rank, time.time()))
+            kill = self.health.out_of_memory(member.pid)
+            used = kill.anon_rss if kill is not None else None
+            self.outbox.say(turn.attempt, RankDied(member.rank, time.time(), kill is not None, used))
         if member.rank is None:
             self._tell_standbys()
 

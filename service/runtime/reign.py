@@ -18,7 +18,7 @@ from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.errors import Fenced, StoreUnavailable, UserError
 from service.contracts.job import Phase, folder, parse_job
-from service.core import liveness, machine
+from service.core import machine
 from service.core.commands import Command, Record
 from service.core.state import Job, State
 from service.runtime import adoption, rows, watcher
@@ -88,11 +88,10 @@ class Reign:
         holder: str,
         store: Store,
         settings: Settings,
-        limits: liveness.Limits,
         inbox: queue.SimpleQueue[Item],
         deliveries: Deliveries,
     ) -> None:
-        self.epoch, self.holder, self.store, self.settings, self.limits = epoch, holder, store, settings, limits
+        self.epoch, self.holder, self.store, self.settings = epoch, holder, store, settings
         self.inbox, self.deliveries = inbox, deliveries
         self.hands = Hands(epoch, settings, inbox)
         self.errands = Errands(inbox)
@@ -231,7 +230,7 @@ class Reign:
         before, commands, told = self.state.jobs, list[Command](), list(records)
         for event in happened:
             try:
-                decision = machine.decide(self.state, event, self.limits)
+                decision = machine.decide(self.state, event, self.settings.limits)
             except machine.IllegalTransition as error:
                 log.error("%s", error)
                 continue

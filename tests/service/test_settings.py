@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.contracts.errors import UserError
+from service.core import liveness
 from service.settings import Settings
 
 HOME = {"PHALANX_HOME": "/srv/phalanx"}
@@ -122,3 +124,29 @@ def test_a_wrong_value_names_its_variable_and_what_would_work(variable: str, tex
 )
 def test_where_a_job_may_keep_its_checkpoints(root: str, allowed: bool) -> None:
     assert Settings.read(HOME | {"PHALANX_ALLOWED_ROOTS": "s3://bucket/runs"}).allows(root) == allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("", {}),
+        ("step_s=5", {"step_s": 5.0}),
+        (" step_s = 5 , saving_s=0.5,", {"step_s": 5.0, "saving_s": 0.5}),
+    ],
+)
+def test_limits_are_changed_by_name(text: str, changes: dict[str, float]) -> None:
+    assert Settings.read({"PHALANX_LIMITS": text}).limits == dataclasses.replace(liveness.DEFAULT, **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stepp_s=5", "there is no limit 'stepp_s'"),
+        ("step_s", "'' is no duration"),
+        ("step_s=0", "'0' is no duration"),
+        ("step_s=soon", "'soon' is no duration"),
+    ],
+)
+def test_limits_that_are_none(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Settings.read({"PHALANX_LIMITS": text})

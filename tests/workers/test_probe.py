@@ -45,7 +45,7 @@ class Flickering:
     [
         (64, torch.matmul, ""),
         (300, torch.matmul, ""),
-        (64, spoilt(63, 63, 0.1), "1 of 4096 values are off by more than 0.000069"),
+        (64, spoilt(63, 63, 0.1), "1 of 4096 values are off by more than 6.9e-05"),
         (64, spoilt(0, 5, float("nan")), "1 of 4096 values"),
         (512, spoilt(510, 0, 0.1), "1 of 131072 values"),
         (64, Flickering(), "the same product came out differently"),
@@ -88,7 +88,7 @@ def test_the_two_patterns_have_every_bit_both_ways() -> None:
 
 
 def test_two_processes_add_up() -> None:
-    measured = probe.pair((CPU, CPU), 1 << 16)
+    measured = probe.pair((CPU, CPU), 1 << 16, timeout_s=250.0)
     assert measured.wrong == ""
     assert measured.value > 0
 
@@ -140,10 +140,10 @@ def test_a_check_that_raises_is_a_finding() -> None:
 
 def test_the_command_prints_one_object() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "workers.probe", "--device", "cpu", "--json", *SMALL],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240,
+        [sys.executable, "-m", "workers.probe", "--device", "cpu", "--json", "--pair-s", "250", *SMALL],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=280,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     (line,) = done.stdout.splitlines()
     result = json.loads(line)
     assert (result["device"], result["findings"], result["skipped"]) == ("cpu", [], {})

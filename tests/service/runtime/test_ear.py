@@ -146,6 +146,16 @@ FAULTS = [
     (failed(3, "user", "Drifted: x"), events.Fault("user", "Drifted: x", 3, "n1", 3, "Traceback"), ECHO_S),
     (failed(3, "storage"), events.Fault("storage", "bad", 3, "n1", 3, "Traceback"), ECHO_S),
     (RankDied(3, 95.0), events.Fault("process_died", "process of rank 3 is gone", 3, "n1", 0), 0.0),
+    (
+        RankDied(3, 95.0, out_of_memory=True, used=3 << 30),
+        events.Fault("out_of_memory", "the kernel ended rank 3 for want of memory when it had 3.00 GiB", 3, "n1", 0),
+        0.0,
+    ),
+    (
+        RankDied(3, 95.0, out_of_memory=True),
+        events.Fault("out_of_memory", "the kernel ended rank 3 for want of memory", 3, "n1", 0),
+        0.0,
+    ),
     (failed(2, "peer"), events.Fault("peer", "bad", 2, "n1", 3, "Traceback"), ROOT_S),
     (AgentGone("job", 2, "n1", "silent"), events.Fault("process_died", "silent", None, "n1", 0), ROOT_S),
 ]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+import torch
 from torch.distributed import DistBackendError
 
 from service.runtime import rank
@@ -34,6 +35,12 @@ def wrapped(cause: BaseException) -> BaseException:
         (wrapped(RuntimeError(CLOSED)), "peer"),
         (wrapped(wrapped(DistBackendError("anything"))), "peer"),
         (wrapped(ValueError("no")), "user"),
+        (MemoryError(), "out_of_memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"), "out_of_memory"),
+        (
+            wrapped(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")),
+            "out_of_memory",
+        ),
     ],
 )
 def test_whose_fault_it_is(error: BaseException, kind: str) -> None:

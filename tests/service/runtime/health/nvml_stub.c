@@ -35,7 +35,7 @@ ret nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *uncor
 }
 ret nvmlDeviceGetFieldValues(void *device, int count, field_value *values) {
   for (int i = 0; i < count; i++) {
-    values[i].result = values[i].field == 230 ? OK : INVALID;
+    values[i].result = values[i].field != 230 ? INVALID : index_of(device) == 1 && getenv("STUB_OLD") ? UNSUPPORTED : OK;
     values[i].value = index_of(device) == 0 ? 4 : 0;
   }
   return second(device);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -75,6 +76,11 @@ def asked(library: Path, **environment: str) -> list[str]:
 )
 def test_what_the_driver_says_is_read(library: Path, second: str, reading: nvml.Reading) -> None:
     assert asked(library, STUB_SECOND=second) == [*DEVICES, repr(WORN), repr(reading), *REST]
+
+
+def test_a_field_that_an_old_driver_lacks_is_not_zero(library: Path) -> None:
+    old = dataclasses.replace(PLAIN, recovery_action=None)
+    assert asked(library, STUB_OLD="1") == [*DEVICES, repr(WORN), repr(old), *REST]
 
 
 def test_a_driver_without_GPUs_is_unavailable(library: Path) -> None:
