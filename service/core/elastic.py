@@ -108,6 +108,21 @@ def largest(job: Job, fleet: Fleet, taken: Taken, above: int, below: int, why: s
     return None
 
 
+def rescale_preview(
+    job: Job, count: int, layout: ParallelLayout | None, fleet: Fleet, taken: Taken
+) -> Choice | PlacementRefused:
+    """What a request to rescale would lead to now, or why it can't be met yet. `taken`: by other jobs."""
+    asked = dataclasses.replace(job, wanted_slots=count, wanted_layout=layout)
+    try:
+        fit = wanted(asked, fleet, taken)
+    except PlacementRefused as refused:
+        return refused
+    if fit.layout == job.layout:
+        return Choice(fit.layout, f"runs so already: {fit.layout}", fleet)
+    pause = f"a pause of about {pause_s(job):.0f} s"
+    return Choice(fit.layout, f"{fit.layout} on {fit.layout.world} slots after {pause}: {fit.why}", fleet)
+
+
 def sentence(job: Job, layout: ParallelLayout, why: str) -> str:
     size = f"{layout.world} of {slots(job)} slots" if layout.world < slots(job) else f"{layout.world} slots"
     return f"{size}: {why}; {layout} at the same global batch of {job.spec.train.global_batch}"

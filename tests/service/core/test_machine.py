@@ -618,3 +618,39 @@ def test_submitted_twice_is_submitted_once() -> None:
     before = here.job()
     assert here.submit("a").records == ()
     assert here.job() == before
+
+
+def test_a_checkpoint_that_leads_to_the_same_fault_is_quarantined_and_an_older_one_tried_before_the_job_ends() -> None:
+    here = World(world.fleet(1))
+    here.submit(job=world.spec(steps=20, budgets=(("user_error", -1),)))
+    here.start()
+    here.steps(1, 8)
+    for step in (4, 8):
+        here.gang(events.CheckpointPublished, step=step, manifest=f"m{step}")
+    for _ in range(3):
+        decision = here.fault("numeric", "NonFinite: loss nan")
+        here.stopped()
+        here.tick(60)
+        here.start(resumed=8, manifest="m8")
+    assert [record.type for record in decision.records] == ["IncidentOpened", "CheckpointRejected"]
+    assert "passes over the state of step 8; restarts after" in decision.records[0].reason
+    order = here.commands[-1]
+    assert order.rejected == ("m8",)
+    assert order.restored.bars(8, 1)
+    assert not order.restored.bars(4, 1)
+    here.gang(events.GangResumed, step=4, manifest="m4")
+    here.steps(5, 8)
+    here.fault("numeric", "NonFinite: loss nan")
+    here.stopped()
+    assert (here.job().phase, here.job().reason.startswith("no_progress: 4 times")) == (BAD, True)
+
+
+def test_a_rank_that_was_killed_for_memory_is_told_with_its_size_and_no_node_is_blamed() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    fault = events.Fault("out_of_memory", "killed for memory with 61 GiB resident", rank=1, node="n0")
+    here.gang(events.GangFaulted, faults=(events.Fault("process_died", "gone", 1, "n0"), fault))
+    (incident,) = here.job().incidents
+    assert (incident.kind, incident.cause) == ("out_of_memory", Cause.INFRASTRUCTURE)
+    assert "61 GiB" in here.job().reason
+    assert dict(here.state.health) == {}

@@ -9,8 +9,9 @@ import pytest
 
 from service.contracts import events
 from service.contracts.cluster import Fleet
+from service.contracts.errors import PlacementRefused
 from service.contracts.job import Cause, JobSpec, Phase
-from service.core import liveness
+from service.core import elastic, liveness
 from service.core.commands import PauseGang, RaiseStandbys, ReleaseGang, StartGang, StopGang
 from service.core.state import Slot
 from tests.service.core import world
@@ -21,7 +22,7 @@ LIMITS = liveness.Limits(settle_s=2.0, cooldown_s=1.0, pausing_s=5.0)
 TP2 = {"dp": 4, "tp": 2}
 
 
-def elastic(
+def bounded(
     slots: int = 8, least: int = 2, most: int | None = None, parallel: Any = "auto", spares: int = 0, steps: int = 1000
 ) -> JobSpec:
     resources = {
@@ -160,7 +161,7 @@ def test_a_broken_job_goes_back_to_what_it_kept_while_an_earlier_one_waits() -> 
     ],
 )
 def test_a_job_that_lost_a_node_goes_on_smaller(parallel: Any, gone: list[str], then: str, why: str) -> None:
-    here = going(elastic(parallel=parallel))
+    here = going(bounded(parallel=parallel))
     before = here.job().layout
     here.observe(world.without(here.state.fleet, *gone))
     decision = here.stopped()
@@ -174,7 +175,7 @@ def test_a_job_that_lost_a_node_goes_on_smaller(parallel: Any, gone: list[str], 
 
 
 def test_a_job_that_may_not_be_so_small_waits_and_says_so() -> None:
-    here = going(elastic(parallel=TP2, least=6))
+    here = going(bounded(parallel=TP2, least=6))
     here.observe(world.without(here.state.fleet, "n3", "n2"))
     here.stopped()
     assert here.job().phase is Phase.RECOVERING
@@ -186,14 +187,14 @@ def test_a_job_that_may_not_be_so_small_waits_and_says_so() -> None:
 
 def test_a_queued_job_begins_smaller_rather_than_wait() -> None:
     here = World(world.fleet(3), LIMITS)
-    here.submit(job=elastic(parallel="auto"))
+    here.submit(job=bounded(parallel="auto"))
     assert here.job().layout.world == 6
     assert "6 of 8 slots: needs 8 slots; 6 of 6 are free; " in here.job().reason
 
 
 def test_a_pipeline_gives_way_where_memory_is_not_at_stake() -> None:
     asked = {"dp": 2, "pp": 2, "tp": 2}
-    here = going(elastic(parallel="auto"))
+    here = going(bounded(parallel="auto"))
     job = dataclasses.replace(here.job(), layout=ParallelLayout.model_validate(asked))
     here.state = dataclasses.replace(here.state, jobs={"a": job})
     here.observe(world.without(here.state.fleet, "n3"))
@@ -202,7 +203,7 @@ def test_a_pipeline_gives_way_where_memory_is_not_at_stake() -> None:
 
 
 def test_it_grows_back_when_the_node_returns_and_has_settled() -> None:
-    here = going(elastic(parallel=TP2))
+    here = going(bounded(parallel=TP2))
     here.observe(world.without(here.state.fleet, "n3"))
     here.stopped()
     here.start(resumed=4)
@@ -230,7 +231,7 @@ def test_it_grows_back_when_the_node_returns_and_has_settled() -> None:
 
 
 def test_no_growth_where_it_does_not_pay() -> None:
-    here = going(elastic(parallel=TP2, steps=20))
+    here = going(bounded(parallel=TP2, steps=20))
     here.observe(world.without(here.state.fleet, "n3"))
     here.stopped()
     here.now += 2
@@ -242,7 +243,7 @@ def test_no_growth_where_it_does_not_pay() -> None:
 
 
 def test_a_flapping_node_does_not_make_it_swing() -> None:
-    here = going(elastic(parallel=TP2, steps=100_000), limits=liveness.Limits(step_s=1e6))
+    here = going(bounded(parallel=TP2, steps=100_000), limits=liveness.Limits(step_s=1e6))
     moves = 0
     for time in range(12):
         here.observe(world.without(here.state.fleet, "n3"))
@@ -262,7 +263,7 @@ def test_a_flapping_node_does_not_make_it_swing() -> None:
 
 
 def test_more_than_it_wants_only_while_nobody_waits() -> None:
-    here = going(elastic(slots=4, most=8, parallel={"dp": 2, "tp": 2}), world.fleet(2))
+    here = going(bounded(slots=4, most=8, parallel={"dp": 2, "tp": 2}), world.fleet(2))
     here.observe(FOUR)
     here.submit("b", world.spec(slots=8))
     here.tick(10)
@@ -274,7 +275,7 @@ def test_more_than_it_wants_only_while_nobody_waits() -> None:
 
 
 def test_a_fault_in_a_pause_is_a_fault() -> None:
-    here = going(elastic(parallel=TP2))
+    here = going(bounded(parallel=TP2))
     here.rescale(6)
     here.fault()
     assert (here.job().phase, here.job().pause) == (Phase.RECOVERING, None)
@@ -285,7 +286,7 @@ def test_a_fault_in_a_pause_is_a_fault() -> None:
 
 
 def test_a_pause_that_is_not_answered_is_ended() -> None:
-    here = going(elastic(parallel=TP2))
+    here = going(bounded(parallel=TP2))
     here.rescale(6)
     assert here.tick(6.0).commands == ()  # its own time and two steps
     (stop,) = here.tick(0.1).commands
@@ -332,6 +333,23 @@ def test_a_request_that_can_not_be_met_says_why_once() -> None:
     assert here.tick(1).records == ()
     here.observe(world.fleet(8))
     assert here.job().phase is Phase.RESCALING
+
+
+@pytest.mark.parametrize(
+    ("slots", "layout", "says"),
+    [
+        (6, None, "dp 3 x pp 1 x tp 2 on 6 slots after a pause of about 15 s: dp 3 x pp 1 x tp 2 as the job asks"),
+        (4, ParallelLayout(pp=4), "dp 1 x pp 4 x tp 1 on 4 slots after a pause of about 15 s: "
+         "dp 1 x pp 4 x tp 1 as the job asks"),
+        (4, None, "runs so already: dp 2 x pp 1 x tp 2"),
+        (16, None, "needs 16 cpu slots; 8 of 8 are free"),
+        (5, None, "dp 2 x pp 1 x tp 2 can't be made one of 5 slots by its dp alone"),
+    ],
+)  # fmt: skip
+def test_a_request_can_be_tried_without_asking(slots: int, layout: ParallelLayout | None, says: str) -> None:
+    here = going(world.job_spec(slots=4, parallel={"dp": 2, "tp": 2}, steps=1000))
+    answer = elastic.rescale_preview(here.job(), slots, layout, here.state.fleet, frozenset())
+    assert (answer.message if isinstance(answer, PlacementRefused) else answer.reason) == says
 
 
 def test_standbys_are_raised_when_an_attempt_makes_its_first_step() -> None:
