@@ -42,7 +42,7 @@ def submission(spec: JobSpec, nodes: Sequence[NodeRow], roots: Sequence[str], mo
 
 
 def fleet(nodes: Sequence[NodeRow]) -> Fleet:
-    kept = ("id", "name", "slots", "rack", "zone", "device", "address", "nvlink", "accelerator")
+    kept = ("id", "name", "slots", "rack", "zone", "device", "address", "nvlink", "accelerator", "draining")
     ordered = sorted(nodes, key=lambda row: row.name)
     return Fleet(tuple(Node(**{name: getattr(row, name) for name in kept}) for row in ordered))
 

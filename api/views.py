@@ -135,6 +135,7 @@ class NodeView(View):
     seen_at: float
     nvlink: str = ""
     accelerator: str = ""
+    draining: float | None = None  # Unix seconds at which it goes: notice was given
 
 
 class Nodes(View):

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from service.contracts.errors import UserError
 from service.core import liveness
@@ -124,7 +125,7 @@ def _modules(variable: str, text: str) -> tuple[str, ...]:
 def _limits(variable: str, text: str) -> Limits:
     """`settle_s=5,cooldown_s=2` changes two of them."""
     known = {field.name: type(getattr(liveness.DEFAULT, field.name)) for field in dataclasses.fields(Limits)}
-    changes: dict[str, float] = {}
+    changes: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = (part.strip() for part in item.partition("="))
         if name not in known:

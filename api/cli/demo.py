@@ -84,8 +84,9 @@ class Summary:
         facts.add_row("loss", f"{first} at first, {last} at last")
         for incident in status.incidents:
             facts.add_row(f"incident {incident.number}", (
-                f"{incident.message} ({incident.cause}); known after {incident.detect_s:.2f} s, next new step after "
-                f"{tables.number(incident.recover_s, '.1f')} s, {incident.steps_redone} steps redone"
+                f"{incident.message} ({incident.cause or incident.kind}); known after {incident.detect_s:.2f} s, "
+                f"next new step after {tables.number(incident.recover_s, '.1f')} s, "
+                f"{incident.steps_redone} steps redone"
             ))  # fmt: skip
         facts.add_row("goodput", f"{self.job.goodput:.1%}")
         facts.add_row("logs", f"{self.job.storage}/logs")

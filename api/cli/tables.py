@@ -42,7 +42,7 @@ def incidents(found: Iterable[IncidentView]) -> Table:
     for incident in found:
         table.add_row(
             str(incident.number),
-            incident.cause.value,
+            incident.cause.value if incident.cause else incident.kind,
             str(incident.step),
             duration(incident.detect_s),
             duration(incident.recover_s),

@@ -48,3 +48,27 @@ class Fleet:
 
     def node(self, node_id: str) -> Node | None:
         return next((node for node in self.nodes if node.id == node_id), None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Strike:
+    """Something that a node is to blame for."""
+
+    at: float
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """What is held against a node, by its name: it outlives the node's id, and the controller."""
+
+    strikes: tuple[Strike, ...] = ()  # newest last
+    cooldown_until: float = 0.0
+    cooldown_s: float = 0.0  # how long it is in all
+    excluded: str = ""  # why nothing is placed on it, until an operator forgives it
+    leave: bool = False  # gangs that stand on it are to leave it
+    reboots: bool = False  # excluded until it comes back
+    needs_probe: bool = False
+    resets: tuple[int, ...] = ()  # devices to reset once they are free
+    note: str = ""  # what was found last
+    acted_at: float = 0.0  # when processes on it were last restarted for its health

@@ -97,11 +97,42 @@ class HealthFound:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class NodeProbed:
+    """A node that had to be probed before it is used again was."""
+
+    node: str  # name
+    passed: bool
+    message: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DevicesReset:
+    """Devices that waited for their reset have had it."""
+
+    node: str  # name
+    devices: tuple[int, ...]
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeForgiven:
+    """An operator says that nothing is held against the node any more."""
+
+    node: str  # name
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FleetObserved:
-    """The alive nodes as they are now. Gone nodes that a gang stands on break it."""
+    """The alive nodes as they are now. Gone nodes that a gang stands on break it.
+
+    `announced`: ids of gone nodes that were draining when they were last seen; the core knows them by itself.
+    """
 
     fleet: Fleet
     at: float
+    announced: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,12 +151,13 @@ class GangStarted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GangRefused:
-    """The attempt could not get what it was placed on. Nothing of it is held any more."""
+    """The attempt could not get what it was placed on. Nothing of it is held any more, nor what was kept for it."""
 
     uid: str
     attempt: int
     reason: str
     at: float
+    node: str | None = None  # name of the one that refused, where one did
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -321,7 +353,7 @@ class StepSkipped:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StragglerFound:
-    """A node is slower than the others at the same small piece of work, or one device of it is. Told once an attempt."""
+    """A node, or one device of it, is slower than the others at the same small piece of work. Told once an attempt."""
 
     uid: str
     attempt: int
@@ -380,4 +412,5 @@ CheckpointFact = (
 """Of no attempt: also told of a job that is over."""
 
 JobEvent = JobSubmitted | CancelRequested | RestoreRequested | RescaleRequested | GangEvent | CheckpointFact
-Event = JobEvent | FleetObserved | HealthFound | Ticked
+NodeEvent = HealthFound | NodeProbed | DevicesReset | NodeForgiven
+Event = JobEvent | FleetObserved | NodeEvent | Ticked

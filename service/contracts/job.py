@@ -75,6 +75,7 @@ class PlacementPolicy(Spec):
 
     tp: Literal["nvlink", "node", "any"] = "nvlink"
     pp: Literal["prefer-rack", "rack", "any"] = "prefer-rack"
+    stragglers: Literal["log", "move"] = "log"
 
 
 class Budgets(Spec):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,11 +21,14 @@ class RankPlace(View):
 
 
 class IncidentView(View):
-    """Seconds: detect_s from the last progress to knowing; recover_s from the fault to the first new completed step."""
+    """A fault, or a planned move, whose cause is null. Seconds: detect_s from the last progress to knowing; recover_s
+    from the fault to the first new completed step. In between: stop_s, until every rank is gone; place_s, without
+    slots; start_s, until each rank has its process; load_s, of its state; first_step_s, until the first step begins.
+    """
 
     number: int
     attempt: int
-    cause: Cause
+    cause: Cause | None
     kind: str
     message: str
     rank: int | None
@@ -36,6 +39,14 @@ class IncidentView(View):
     recover_s: float | None
     steps_redone: int | None
     action: str
+    layout_before: ParallelLayout | None = None
+    layout_after: ParallelLayout | None = None
+    tier: Literal["memory", "storage", "seed"] | None = None  # where the state came from
+    stop_s: float = 0.0
+    place_s: float = 0.0
+    start_s: float = 0.0
+    load_s: float = 0.0
+    first_step_s: float = 0.0
 
 
 class Progress(View):
@@ -59,6 +70,9 @@ class JobStatus(View):
     progress: Progress
     productive_s: float = 0.0
     placement: tuple[RankPlace, ...] = ()
+    spares: tuple[str, ...] = ()  # names of the nodes that stand by
+    wanted_slots: int | None = None  # by the newest request to rescale; null: as the spec has it
+    standbys: int = 0  # slots on which a warm process stands by
     incidents: tuple[IncidentView, ...] = ()
     checkpoint_step: int | None = None
     checkpoint: str | None = None

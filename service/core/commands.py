@@ -39,7 +39,7 @@ class StopGang:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReleaseGang:
-    """Free what a StopGang kept: the next attempt has to wait. No answer: no rank of the job is alive."""
+    """Free what a StopGang kept: the next attempt has to wait, or there is none. No answer: no rank of it is alive."""
 
     uid: str
     reason: str
@@ -65,7 +65,10 @@ class InspectGang:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RaiseStandbys:
-    """A warm process behind every rank, and on every spare slot; where there are some, what is missing. No answer."""
+    """A warm process behind every rank, and on every spare slot; where there are some, what is missing. No answer.
+
+    What stood by on slots that the placement no longer has is freed: another job gets them.
+    """
 
     uid: str
     attempt: int

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from service.contracts.events import Fault
 from service.core import recovery
-from service.core.state import Incident, Job
+from service.core.state import Incident, Job, Pause, Tier
+from workers.spec import ParallelLayout
 
 ECHOES_KEPT = 7
 """Hundreds of ranks say the same; an incident keeps its root and a few of them."""
@@ -32,7 +34,46 @@ def opened(job: Job, verdict: recovery.Verdict, faults: Sequence[Fault], at: flo
         detect_s=max(0.0, at - job.progress_at),
         action=verdict.reason,
         faults=(root, *echoes[:ECHOES_KEPT]),
+        before=job.layout,
     )
+
+
+def moved(job: Job, pause: Pause, reason: str, at: float) -> Incident:
+    """A gang that left its slots on purpose, at nobody's cost."""
+    return Incident(
+        number=len(job.incidents) + 1,
+        attempt=job.attempt,
+        cause=None,
+        kind=pause.kind,
+        message=pause.reason,
+        rank=None,
+        node=pause.node,
+        step=job.step,
+        faulted_at=min(job.progress_at, at),
+        detect_s=max(0.0, at - job.progress_at),
+        action=reason,
+        before=job.layout,
+    )
+
+
+def resumed(
+    incidents: Sequence[Incident], step: int, layout: ParallelLayout | None, tier: Tier | None
+) -> tuple[Incident, ...]:
+    """An attempt under `layout` continues after `step`: also how every incident goes on that is not over."""
+    return tuple(
+        dataclasses.replace(incident, after=layout, tier=tier) if incident.recover_s is None else incident
+        for incident in settled(incidents, step)
+    )
+
+
+def told(incident: Incident) -> dict[str, Any]:
+    """As a record has it: layouts in words."""
+    layouts = {"before": _words(incident.before), "after": _words(incident.after)}
+    return {**dataclasses.asdict(dataclasses.replace(incident, before=None, after=None)), **layouts}
+
+
+def _words(layout: ParallelLayout | None) -> str | None:
+    return None if layout is None else str(layout)
 
 
 def settled(incidents: Sequence[Incident], resumed_step: int) -> tuple[Incident, ...]:
@@ -50,10 +91,10 @@ def settled(incidents: Sequence[Incident], resumed_step: int) -> tuple[Incident,
     return tuple(done)
 
 
-def caught_up(incidents: Sequence[Incident], attempt: int, step: int) -> tuple[Incident, ...]:
-    """The broken attempt had completed more than was known when it broke."""
+def caught_up(incidents: Sequence[Incident], attempt: int, step: int, later_s: float) -> tuple[Incident, ...]:
+    """The broken attempt had completed more than was known when it broke: its last progress was so much later."""
     return tuple(
-        dataclasses.replace(incident, step=max(incident.step, step))
+        dataclasses.replace(incident, step=max(incident.step, step), detect_s=max(0.0, incident.detect_s - later_s))
         if incident.attempt == attempt and incident.steps_redone is None
         else incident
         for incident in incidents

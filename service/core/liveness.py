@@ -12,13 +12,25 @@ from service.core.state import Job
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds."""
+    """Seconds, where nothing else is said."""
 
     placing_s: float = 120.0
     starting_s: float = 180.0
     step_s: float = 60.0
     step_factor: float = 20.0  # times a recent step, where that is longer than step_s
+    learned_s: float = 20.0  # instead of step_s, once an attempt has completed as many steps as `learned_steps`
+    learned_steps: int = 50
+    inspecting_s: float = 6.0  # from finding no progress to knowing who is waited for
     saving_s: float = 600.0  # after the last step: the last checkpoint
+    pausing_s: float = 60.0  # and two steps: from PauseGang to its answer
+    settle_s: float = 60.0  # a node has been there before a job grows onto it; doubles with each strike
+    cooldown_s: float = 30.0  # a node that came back after a loss is not placed on; doubles with each strike
+    strikes_window_s: float = 3600.0  # after which a strike is forgotten
+    strikes_max: float = 5.0  # weight of strikes at which a node is excluded: a loss weighs 1, a dead rank a quarter
+    storm_s: float = 10.0  # between restarts for the health of one node
+    refusals_max: int = 3  # in a row, after which the node that refuses gets a strike
+    infeasible_s: float = 600.0  # a job that no free fleet of this size could hold lets others go first after these
+    probe: bool = False  # a node that came back after a loss is not placed on before a probe has passed
 
 
 DEFAULT = Limits()
@@ -32,7 +44,9 @@ def limit(phase: Phase, job: Job, limits: Limits = DEFAULT) -> float:
         return limits.starting_s
     if phase is not Phase.RUNNING:
         return math.inf
-    learned = max(limits.step_s, limits.step_factor * (job.step_s or 0.0))
+    known = job.resumed_step is not None and job.step - job.resumed_step >= limits.learned_steps
+    least = min(limits.step_s, limits.learned_s) if known else limits.step_s
+    learned = max(least, limits.step_factor * (job.step_s or 0.0))
     learned += _evaluation_s(job)
     return max(learned, limits.saving_s) if job.step >= job.spec.train.steps else learned
 

@@ -4,6 +4,8 @@
     placing     StartGang is ordered; its slots are held
     starting    every rank has its process; they load, the first time or again, and make their first step
     running     steps complete
+    rescaling   PauseGang is ordered: the gang ends after a step, to go on at another size or on other nodes. Once it
+                has ended and its slots are free, waits for its turn like a recovering job
     recovering  the attempt broke. StopGang is ordered; once the slots are free, waits for its turn like a
                 queued job, but before all of those
     finishing   the outcome is known (`ending`); StopGang is ordered, the slots are not free yet
@@ -16,8 +18,9 @@ that shows life, a gang that stopped without an order. Two rules come before the
 that is not known is dropped (it was terminal, and forgotten) unless it tells of a checkpoint, which is logged;
 and so is a gang event of any attempt but the job's newest.
 
-FleetObserved and Ticked go to every job. After every event the scheduling pass offers free slots to the
-waiting jobs, in the order of `queue`; what it finds comes to the table as SlotsFound.
+FleetObserved and Ticked go to every job, HealthFound to those that stand on the node. After every event the
+scheduling pass offers free slots to the waiting jobs, in the order of `queue`; what it finds comes to the table as
+SlotsFound. Which gangs are to move it tells by MoveDecided.
 """
 
 from __future__ import annotations
@@ -29,34 +32,36 @@ from types import MappingProxyType
 from typing import Any
 
 from service.contracts import events
-from service.contracts.errors import PhalanxError, PlacementRefused
+from service.contracts.errors import PhalanxError
 from service.contracts.job import Phase
-from service.core import checkpoints, liveness, placement, queue, rules, saving
+from service.core import accounts, checkpoints, health, liveness, moving, rules, saving, scheduling
 from service.core.commands import Command, Decision, Record
 from service.core.liveness import Limits
+from service.core.moving import MoveDecided
 from service.core.outcome import Outcome
-from service.core.plan import search
 from service.core.rules import SlotsFound
 from service.core.state import Job, State
 
 QUEUED, PLACING, STARTING, RUNNING = Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING
-RECOVERING, FINISHING, CANCELLING = Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
+RESCALING, RECOVERING, FINISHING, CANCELLING = Phase.RESCALING, Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
 SUCCEEDED, FAILED, CANCELLED = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
 
-LIVE = (QUEUED, PLACING, STARTING, RUNNING, RECOVERING, FINISHING, CANCELLING)
+LIVE = (QUEUED, PLACING, STARTING, RUNNING, RESCALING, RECOVERING, FINISHING, CANCELLING)
 GANG = (PLACING, STARTING, RUNNING)  # a gang works, or is about to
+MOVING = (*GANG, RESCALING)  # or works until its pause
 STOPPING = (RECOVERING, FINISHING, CANCELLING)
 TERMINAL = (SUCCEEDED, FAILED, CANCELLED)
 
 FREED = (events.GangStopped, events.GangRefused)  # each says that nothing of the attempt holds a slot
-REQUESTS = (events.CancelRequested, events.RestoreRequested)
+REQUESTS = (events.CancelRequested, events.RestoreRequested, events.RescaleRequested)
 FACTS = (
     events.CheckpointVerified,
     events.CheckpointCheckFailed,
     events.CheckpointExported,
     events.CheckpointExportFailed,
 )
-LATE = (events.GangStarted, events.GangResumed, events.GangFaulted, events.GangFinished)
+ASIDE = (events.StandbysWarm, events.StragglerFound)
+LATE = (events.GangStarted, events.GangResumed, events.GangFaulted, events.GangFinished, *ASIDE)
 
 Pair = tuple[Phase | None, type]
 
@@ -77,22 +82,30 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     (None, events.JobSubmitted): Rule(rules.submitted, (QUEUED,)),
     (QUEUED, SlotsFound): Rule(rules.placed, (PLACING,)),
     (RECOVERING, SlotsFound): Rule(rules.placed, (PLACING,)),
+    (RESCALING, SlotsFound): Rule(rules.placed, (PLACING,)),
     (PLACING, events.GangStarted): Rule(rules.started, (STARTING,)),
     (PLACING, events.GangRefused): Rule(rules.refused, (QUEUED, RECOVERING)),
     **{(phase, events.StepsCompleted): Rule(rules.stepped, (RUNNING,)) for phase in (PLACING, STARTING)},
-    (RUNNING, events.StepsCompleted): Rule(rules.stepped),
+    **{(phase, events.StepsCompleted): Rule(rules.stepped) for phase in (RUNNING, RESCALING)},
     **{(phase, events.StepsCompleted): Rule(rules.stepped) for phase in STOPPING},
     **{(phase, events.GangResumed): Rule(rules.resumed) for phase in (PLACING, STARTING)},
-    **{(phase, events.GangFinished): Rule(rules.finished, (FINISHING,)) for phase in GANG},
-    **{(phase, events.GangFaulted): Rule(rules.faulted, (RECOVERING, FINISHING)) for phase in GANG},
-    **{(phase, events.FleetObserved): Rule(rules.fleet_observed, (RECOVERING, FINISHING)) for phase in GANG},
+    **{(phase, events.GangFinished): Rule(rules.finished, (FINISHING,)) for phase in MOVING},
+    **{(phase, events.GangFaulted): Rule(rules.faulted, (RECOVERING, FINISHING)) for phase in MOVING},
+    **{(phase, events.FleetObserved): Rule(rules.fleet_observed, (RECOVERING, FINISHING)) for phase in MOVING},
+    **{(phase, events.HealthFound): Rule(rules.health_found, (RECOVERING, FINISHING)) for phase in MOVING},
     **{(phase, events.Ticked): Rule(rules.ticked, (RECOVERING, FINISHING)) for phase in GANG},
+    (RUNNING, MoveDecided): Rule(moving.pausing, (RESCALING,)),
+    (RESCALING, events.Ticked): Rule(moving.ticked, (FINISHING,)),
+    (RESCALING, events.GangPaused): Rule(moving.paused, (FINISHING,)),
+    **{(phase, events.RescaleRequested): Rule(moving.requested) for phase in (QUEUED, RECOVERING, *MOVING)},
     (QUEUED, events.CancelRequested): Rule(rules.cancelled, (CANCELLED,)),
     **{(phase, events.CancelRequested): Rule(rules.cancelled, (CANCELLING,)) for phase in GANG},
-    (RECOVERING, events.CancelRequested): Rule(rules.cancelled, (CANCELLING, CANCELLED)),
-    **{(phase, events.RestoreRequested): Rule(saving.restored, (RECOVERING,)) for phase in GANG},
+    **{(phase, events.CancelRequested): Rule(rules.cancelled, (CANCELLING, CANCELLED))
+       for phase in (RECOVERING, RESCALING)},
+    **{(phase, events.RestoreRequested): Rule(saving.restored, (RECOVERING,)) for phase in MOVING},
     **{(phase, events.RestoreRequested): Rule(saving.restored) for phase in (QUEUED, RECOVERING)},
     **{(RECOVERING, kind): Rule(rules.freed) for kind in FREED},
+    (RESCALING, events.GangStopped): Rule(rules.freed),
     **{(FINISHING, kind): Rule(rules.freed, (SUCCEEDED, FAILED)) for kind in FREED},
     **{(CANCELLING, kind): Rule(rules.freed, (CANCELLED,)) for kind in FREED},
     **{(phase, events.CheckpointPublished): Rule(saving.published) for phase in LIVE},
@@ -100,23 +113,30 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     **{(phase, kind): Rule(saving.told) for phase in Phase for kind in FACTS},
     **{(phase, kind): Rule(saving.unsaved) for phase in LIVE for kind in saving.UNSAVED},
     **{(phase, events.SnapshotHeld): Rule(saving.snapshot_held) for phase in LIVE},
+    **{(phase, events.StandbysWarm): Rule(rules.warmed) for phase in MOVING},
+    **{(phase, events.StragglerFound): Rule(rules.straggled) for phase in (STARTING, RUNNING, RESCALING)},
     (RUNNING, events.StepSkipped): Rule(rules.skipped, (STARTING,)),
-    **{(phase, events.StepSkipped): Rule(rules.skipped) for phase in (PLACING, STARTING, *STOPPING)},
-    **{(phase, events.Evaluated): Rule(rules.evaluated) for phase in (*GANG, *STOPPING)},
+    **{(phase, events.StepSkipped): Rule(rules.skipped) for phase in (PLACING, STARTING, RESCALING, *STOPPING)},
+    **{(phase, events.Evaluated): Rule(rules.evaluated) for phase in (*MOVING, *STOPPING)},
 })  # fmt: skip
 
 IGNORED: Mapping[Pair, str] = MappingProxyType({
     **{(phase, events.JobSubmitted): "submitted twice is submitted once" for phase in Phase},
-    **{(phase, events.FleetObserved): "no gang to lose" for phase in Phase if phase not in GANG},
-    **{(phase, events.Ticked): "nothing whose progress is awaited" for phase in Phase if phase not in GANG},
-    **{(phase, events.GangStarted): "an adopted gang says it again" for phase in (STARTING, RUNNING)},
-    (RUNNING, events.GangResumed): "the first completed step has told it",
+    **{(phase, events.FleetObserved): "no gang to lose" for phase in Phase if phase not in MOVING},
+    **{(phase, events.HealthFound): "nothing works on the node" for phase in Phase if phase not in MOVING},
+    **{(phase, events.Ticked): "nothing whose progress is awaited" for phase in Phase if phase not in MOVING},
+    **{(phase, events.GangStarted): "an adopted gang says it again" for phase in (STARTING, RUNNING, RESCALING)},
+    **{(phase, events.GangResumed): "the first completed step has told it" for phase in (RUNNING, RESCALING)},
+    **{(phase, events.GangPaused): "it is stopped already, for another reason" for phase in STOPPING},
     **{(phase, kind): "the attempt is being stopped" for phase in STOPPING for kind in LATE},
+    **{(QUEUED, kind): "the attempt was refused; who stood by is ended" for kind in ASIDE},
+    (PLACING, events.StragglerFound): "it makes no steps yet",
     (QUEUED, events.GangFaulted): "the attempt was refused; nothing is left to break",
     (QUEUED, events.GangStopped): "the attempt was refused; its slots are free already",
     (QUEUED, events.GangRefused): "refused twice is refused once",
     (FINISHING, events.CancelRequested): "too late: the outcome is known",
-    **{(phase, events.RestoreRequested): "too late: the job ends" for phase in (FINISHING, CANCELLING)},
+    **{(phase, kind): "too late: the job ends"
+       for phase in (FINISHING, CANCELLING) for kind in (events.RestoreRequested, events.RescaleRequested)},
     (CANCELLING, events.CancelRequested): "cancelled twice is cancelled once",
     **{(phase, kind): "the job is over and holds nothing"
        for phase in TERMINAL for kind in (*REQUESTS, *typing.get_args(events.GangEvent))},
@@ -127,13 +147,15 @@ def decide(state: State, event: events.Event, limits: Limits = liveness.DEFAULT)
     """The state after `event`, what is to be done, and the log rows that say why; or IllegalTransition."""
     turn = _Turn(state, event.at, limits)
     if isinstance(event, events.FleetObserved):
-        turn.fleet = event.fleet
+        event = turn.observe(event)
     if isinstance(event, events.FleetObserved | events.Ticked):
         for job in sorted(state.jobs.values(), key=lambda job: job.seq):
             turn.tell(job, event)
+    elif isinstance(event, events.NodeEvent):
+        turn.examine(event)
     else:
         _address(turn, event)
-    _schedule(turn)
+    scheduling.run(turn, event)
     return turn.decision()
 
 
@@ -142,14 +164,17 @@ class _Turn:
 
     def __init__(self, state: State, at: float, limits: Limits) -> None:
         self.jobs, self.fleet, self.at, self.limits = dict(state.jobs), state.fleet, at, limits
+        self.health, self.since = state.health, state.since
         self.commands: list[Command] = []
         self.records: list[Record] = []
 
-    def tell(self, job: Job | None, event: events.Event | SlotsFound) -> None:
+    def tell(self, job: Job | None, event: events.Event | SlotsFound | MoveDecided) -> None:
         pair = (job.phase if job else None, type(event))
         rule = TABLE.get(pair)
         if rule is not None:
-            self.take(rule.apply(job, event, self.limits))
+            outcome = rule.apply(job, event, self.limits)
+            self.take(dataclasses.replace(outcome, job=accounts.counted(job, outcome.job, self.at)))
+            self._blame(job, outcome.job, event)
         elif pair not in IGNORED:
             uid = job.uid if job else getattr(event, "uid", "no job")
             raise IllegalTransition(
@@ -162,8 +187,39 @@ class _Turn:
         self.commands += outcome.commands
         self.records += outcome.records
 
+    def observe(self, event: events.FleetObserved) -> events.FleetObserved:
+        """The fleet as it is now; with the event, which gone nodes were said to go."""
+        before, self.fleet = self.fleet, event.fleet
+        self.health = health.observed(self.health, before, event.fleet, self.at, self.limits)
+        since = {node.id: self.since.get(node.id, self.at) for node in event.fleet.nodes}
+        self.since = self.since if since == self.since else MappingProxyType(since)
+        announced = {node.id for node in before.nodes if node.draining is not None}
+        return dataclasses.replace(event, announced=event.announced | announced)
+
+    def examine(self, event: events.NodeEvent) -> None:
+        """Remember what is said of a node, and tell those who stand on it; of one storm, once."""
+        known = self.health.get(event.node, health.CLEAN)
+        self.health = health.found(self.health, event, self.limits)
+        if not isinstance(event, events.HealthFound):
+            return
+        if event.action == "restart" and not health.restarts(known, self.at, self.limits):
+            event = dataclasses.replace(event, action="log")
+        for job in sorted(self.jobs.values(), key=lambda job: job.seq):
+            if job.placement and any(slot.name == event.node for slot in job.placement.slots):
+                self.tell(job, event)
+
+    def _blame(self, before: Job | None, after: Job, event: object) -> None:
+        """Hold against nodes what they are to blame for."""
+        for incident in after.incidents[len(before.incidents) if before else 0 :]:
+            self.health = health.blamed(self.health, incident, self.at, self.limits)
+        if isinstance(event, events.StragglerFound) and after.spec.placement.stragglers == "move":
+            drain = events.HealthFound(event.node, "drain", rules.slowness(event), self.at)
+            self.health = health.found(self.health, drain, self.limits)
+        if isinstance(event, events.GangRefused) and event.node and after.refusals >= self.limits.refusals_max:
+            self.health = health.refused(self.health, event.node, self.at, self.limits)
+
     def decision(self) -> Decision:
-        state = State(MappingProxyType(self.jobs), self.fleet)
+        state = State(MappingProxyType(self.jobs), self.fleet, self.health, self.since)
         return Decision(state, tuple(self.commands), tuple(self.records))
 
 
@@ -178,35 +234,6 @@ def _address(turn: _Turn, event: events.JobEvent) -> None:
     if isinstance(event, events.GangEvent) and job is not None and event.attempt != job.attempt:
         return
     turn.tell(job, event)
-
-
-def _schedule(turn: _Turn) -> None:
-    """Offer free slots in order; the first job that can't have its gang now holds up the others."""
-    head: Job | None = None
-    for job in queue.order(turn.jobs.values()):
-        if head is not None:
-            if job.placement is None and turn.at >= job.not_before:
-                turn.take(rules.waiting(job, queue.behind(head), turn.at))
-        elif job.placement is not None or turn.at < job.not_before:
-            head = job  # its reason says so already
-        elif refusal := _offer(turn, job):
-            turn.take(rules.waiting(job, refusal, turn.at))
-            head = job
-
-
-def _offer(turn: _Turn, job: Job) -> str | None:
-    """Place the job, or say why not."""
-    lack = queue.shortage(job, turn.jobs.values(), turn.fleet)
-    if lack is not None:
-        return lack
-    policy, device, taken = job.spec.placement, job.spec.resources.device, queue.taken(turn.jobs.values())
-    try:
-        choice = search.chosen(job.spec, turn.fleet, taken)
-        slots = placement.place(choice.layout, choice.fleet, taken, policy, device, choice.speeds)
-    except PlacementRefused as refused:
-        return refused.message
-    turn.tell(job, SlotsFound(job.uid, choice.layout, slots, choice.reason, turn.at))
-    return None
 
 
 def edges() -> dict[tuple[Phase | None, Phase], list[str]]:

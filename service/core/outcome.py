@@ -18,8 +18,11 @@ class Outcome:
     records: tuple[Record, ...] = ()
 
 
-def stop(job: Job, reason: str, keep: bool = False) -> tuple[Command, ...]:
-    return () if job.stopping else (StopGang(job.uid, job.attempt, reason, keep),)
+def stop(job: Job, reason: str, keep: bool) -> tuple[tuple[Command, ...], dict[str, Any]]:
+    """The order to end what is held, and the fields that say so. Ordered once: the first one's `keep` counts."""
+    if job.placement is None or job.stopping:
+        return (), {"pause": None}
+    return (StopGang(job.uid, job.attempt, reason, keep),), {"stopping": True, "keeping": keep, "pause": None}
 
 
 def record(job: Job, kind: str, reason: str, at: float, data: Mapping[str, Any] | None = None) -> Record:

@@ -71,6 +71,34 @@ def place(
     return Placement(tuple(pipelines[dp][pp][tp] for pp, dp, tp in coordinates))
 
 
+def room(
+    layout: ParallelLayout, fleet: Fleet, taken: Set[tuple[str, int]], policy: PlacementPolicy, device: str
+) -> int:
+    """How many replicas like those of `layout` there is room for."""
+    kinds: dict[str, list[tuple[Node, list[Slot]]]] = defaultdict(list)
+    for node in fleet.nodes:
+        if node.device == device:
+            kinds[node.accelerator].append((node, _free(node, taken)))
+    return sum(_room(free, layout.tp, policy).replicas(layout.pp, policy) for free in kinds.values())
+
+
+def problem(layout: ParallelLayout, slots: Sequence[Slot], fleet: Fleet, policy: PlacementPolicy) -> str | None:
+    """Which rule of this module ranks on these slots break, or None."""
+    nodes = {node.id: node for node in fleet.nodes}
+    replicas: dict[int, set[tuple[str, str]]] = defaultdict(set)
+    groups: dict[tuple[int, int], set[tuple[str, str]]] = defaultdict(set)
+    for rank, slot in enumerate(slots):
+        pp, dp, _ = layout.coordinates(rank)
+        node = nodes[slot.node]
+        replicas[dp].add((node.accelerator, node.rack_key if policy.pp == "rack" else ""))
+        groups[pp, dp].add((node.rack_key, node.id if policy.tp == "node" else node.domain_key))
+    if policy.tp != "any" and any(len(domains) > 1 for domains in groups.values()):
+        return "a tp group leaves its domain"
+    if any(len(kinds) > 1 for kinds in replicas.values()):
+        return "a replica leaves its rack or its kind of device"
+    return None
+
+
 def _free(node: Node, taken: Set[tuple[str, int]]) -> list[Slot]:
     return [Slot(node.id, node.name, index) for index in range(node.slots) if (node.id, index) not in taken]
 

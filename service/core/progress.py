@@ -8,19 +8,20 @@ from collections.abc import Iterator, Sequence
 
 from service.contracts.events import Step
 from service.core import incidents
-from service.core.state import Job
+from service.core.state import Job, Tier
 
 SMOOTHING = 0.2  # weight of the newest step in the time of recent ones
 
 
-def resumed(job: Job, step: int, at: float) -> Job:
-    """The attempt continues after `step`."""
+def resumed(job: Job, step: int, at: float, manifest: str | None = None, tier: Tier | None = None) -> Job:
+    """The attempt continues after `step`, with the state from `tier`."""
     return dataclasses.replace(
         job,
         step=step,
         resumed_step=step,
+        resumed_manifest=manifest,
         progress_at=max(job.progress_at, at),
-        incidents=incidents.settled(job.incidents, step),
+        incidents=incidents.resumed(job.incidents, step, job.layout, tier),
     )
 
 
@@ -29,16 +30,18 @@ def completed(job: Job, steps: Sequence[Step], at: float) -> Job:
     if job.resumed_step is None:  # the report of the resume was lost or is late
         job = resumed(job, steps[0].step - 1, at)
     new = list(_new(steps, job.high_step))
-    last = steps[-1]
+    last, before_s = steps[-1], job.progress_at
     job = dataclasses.replace(
         job,
         step=max(job.step, last.step),
         loss=last.loss if math.isfinite(last.loss) else None,
         tokens_per_s=last.tokens / last.step_s if last.step_s > 0 else job.tokens_per_s,
         step_s=_smoothed(job.step_s, steps),
+        redone_s=job.redone_s + sum(step.step_s for step in steps) - sum(step.step_s for step in new),
         progress_at=max(job.progress_at, min(last.at, at)),
     )
-    job = dataclasses.replace(job, incidents=incidents.caught_up(job.incidents, job.attempt, job.step))
+    later_s = job.progress_at - before_s
+    job = dataclasses.replace(job, incidents=incidents.caught_up(job.incidents, job.attempt, job.step, later_s))
     return _counted(job, new) if new else job
 
 
@@ -57,6 +60,7 @@ def _counted(job: Job, new: Sequence[Step]) -> Job:
     return dataclasses.replace(
         job,
         high_step=last.step,
+        quarantined=False,
         samples=last.samples,
         tokens=job.tokens + sum(step.tokens for step in new),
         productive_s=job.productive_s + sum(step.step_s for step in new),

@@ -1,4 +1,4 @@
-"""Who is next and why the others wait: recovering jobs first, then by submission, never past the head.
+"""Who is next and why the others wait: jobs that had a gang first, then by submission, never past the head.
 
 Knows no layout and no topology: it counts slots. A job that can't be placed holds up all behind it, so that
 a large job is not starved by small ones, and a broken one finds its slots again.
@@ -7,36 +7,47 @@ a large job is not starved by small ones, and a broken one finds its slots again
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Set
 
 from service.contracts.cluster import Fleet
 from service.contracts.job import Phase
 from service.core.state import Job
 
 NAMED_HOLDERS = 3
+WAITING = (Phase.QUEUED, Phase.RECOVERING, Phase.RESCALING)
 
 
 def order(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs that want a gang, next first. Those whose old gang still stops keep their place."""
-    waiting = (job for job in jobs if job.phase in (Phase.QUEUED, Phase.RECOVERING))
-    return sorted(waiting, key=lambda job: (job.phase is not Phase.RECOVERING, job.seq))
+    """The jobs that want a gang, next first. Those whose old gang still stops, or pauses, keep their place."""
+    waiting = (job for job in jobs if job.phase in WAITING)
+    return sorted(waiting, key=lambda job: (job.phase is Phase.QUEUED, job.seq))
 
 
 def taken(jobs: Iterable[Job]) -> set[tuple[str, int]]:
     """(node id, device index) of every slot that is held."""
-    return {(slot.node, slot.index) for job in jobs if job.placement for slot in job.placement.slots}
+    return {(slot.node, slot.index) for job in jobs for slot in job.held}
 
 
-def shortage(job: Job, jobs: Iterable[Job], fleet: Fleet) -> str | None:
-    """Why there are too few free slots for `job`, with counts; None when there are enough."""
-    need, device = job.spec.resources.slots, job.spec.resources.device
+def firm(jobs: Iterable[Job], alive: Set[str]) -> set[tuple[str, int]]:
+    """As `taken`, without what may be of no use: spares, and what is kept where a part is lost. `alive`: node ids."""
+    slots: set[tuple[str, int]] = set()
+    for job in jobs:
+        holds = job.placement or job.kept
+        if holds is not None and (job.placement or all(slot.node in alive for slot in holds.slots)):
+            slots |= {(slot.node, slot.index) for slot in holds.slots}
+    return slots
+
+
+def shortage(job: Job, jobs: Collection[Job], fleet: Fleet, barred: Set[tuple[str, int]] = frozenset()) -> str | None:
+    """Why there are too few free slots for `job`, with counts; None when there are enough. `barred` are of no use."""
+    need, device = job.wanted_slots or job.spec.resources.slots, job.spec.resources.device
     alive = {node.id: node for node in fleet.nodes if node.device == device}
     total = sum(node.slots for node in alive.values())
     held: Counter[str] = Counter()
     for other in jobs:
-        if other.placement:
-            held[other.uid] += sum(slot.node in alive for slot in other.placement.slots)
-    free = total - held.total()
+        if other.uid != job.uid or other.placement:
+            held[other.uid] += sum(slot.node in alive for slot in other.held)
+    free = total - held.total() - sum(node in alive for node, _ in barred - taken(jobs))
     if need <= free:
         return None
     if not total:
@@ -46,7 +57,8 @@ def shortage(job: Job, jobs: Iterable[Job], fleet: Fleet) -> str | None:
 
 def behind(head: Job) -> str:
     """Why a job waits that is not at the head."""
-    return f"waits behind {head.uid}, which comes first and needs {head.spec.resources.slots} slots"
+    need = head.wanted_slots or head.spec.resources.slots
+    return f"waits behind {head.uid}, which comes first and needs {need} slots"
 
 
 def _holders(held: Counter[str]) -> str:

@@ -2,7 +2,8 @@
 
 One fault breaks many ranks within milliseconds: a lost node kills processes, and their peers see broken
 sockets. Of all evidence of one moment the root is judged, not its echoes. Each cause has its own budget
-within a window; the same root at the same step three times is no progress, whatever the budget has left.
+within a window; the same root at the same step three times, with no new step in between, is no progress, whatever
+the budget has left. Once the state that the attempt continued with is to blame, and an older one is tried.
 
 A loss that is no number comes again where the same samples make it: the user's, tried again because a device may
 have erred, and no progress soon. Copies that drift apart are a device's error; the newest checkpoint, which holds
@@ -25,12 +26,16 @@ BACKOFF_MAX_S = 60.0
 SAME_ROOT_LIMIT = 3
 
 ROOTS: tuple[FaultKind, ...] = (
-    "node_lost", "process_died", "gang_lost", "hang", "start_failed", "drift", "numeric", "storage", "user", "peer"
+    "preempted", "node_lost", "out_of_memory", "device", "process_died", "gang_lost",
+    "hang", "start_failed", "drift", "numeric", "storage", "user", "peer"
 )  # fmt: skip
 """From root to echo. A rank whose peer died may raise anything: process_died is before user."""
 
 CAUSES: dict[FaultKind, Cause] = {
+    "preempted": Cause.PREEMPTION,
     "node_lost": Cause.INFRASTRUCTURE,
+    "out_of_memory": Cause.INFRASTRUCTURE,
+    "device": Cause.INFRASTRUCTURE,
     "process_died": Cause.INFRASTRUCTURE,
     "gang_lost": Cause.INFRASTRUCTURE,
     "start_failed": Cause.INFRASTRUCTURE,
@@ -42,10 +47,13 @@ CAUSES: dict[FaultKind, Cause] = {
     "user": Cause.USER_ERROR,
 }
 
-FIGURES: frozenset[FaultKind] = frozenset({"numeric", "drift"})
+FIGURES: frozenset[FaultKind] = frozenset({"numeric", "drift", "out_of_memory"})
 """Their messages tell figures and places, which may differ though the fault is the same."""
 
-SILENT: frozenset[FaultKind] = frozenset({"node_lost", "gang_lost", "hang", "start_failed"})
+PASSING: frozenset[FaultKind] = frozenset({"storage", "node_lost", "gang_lost", "preempted"})
+"""They say nothing of the step at which they came, and are waited for within their budgets."""
+
+SILENT: frozenset[FaultKind] = frozenset({"node_lost", "gang_lost", "hang", "start_failed", "preempted"})
 """Nobody tells these when they happen; they are noticed."""
 
 
@@ -56,6 +64,7 @@ class Verdict:
     root: Fault
     not_before: float  # of the next attempt
     reason: str
+    quarantine: bool = False  # the state that the attempt continued with is not tried again
 
 
 def blame(faults: Sequence[Fault]) -> Fault:
@@ -75,16 +84,19 @@ def judge(job: Job, faults: Sequence[Fault], at: float) -> Verdict:
     spent = 1 + sum(charged is cause for charged, _ in _recent(job.charges, at))
     same = 1 + _known(job).count(_key(root, job.step))
     what = _sentence(root, job)
-    if same >= SAME_ROOT_LIMIT and root.kind != "storage":  # an outage passes; it is waited for within its budget
+    stuck = same >= SAME_ROOT_LIMIT and root.kind not in PASSING
+    older = stuck and not job.quarantined and bool(job.resumed_step)
+    if stuck and not older:
         return Verdict(False, cause, root, at, f"no_progress: {same} times at the same step: {what}")
     if 0 <= budget < spent:
         reason = f"{what}; {cause} fault {spent} within an hour, the budget is {budget}"
         return Verdict(False, cause, root, at, reason)
-    wait = backoff(cause, sum(old.recover_s is None for old in job.incidents))
+    wait = backoff(cause, sum(old.recover_s is None and old.cause is not None for old in job.incidents))
     when = f"after {wait:g} s" if wait else "at once"
     bound = f"of {budget} " if budget >= 0 else ""
-    reason = f"{what}; restarts {when}, {cause} fault {spent} {bound}within an hour"
-    return Verdict(True, cause, root, at + wait, reason)
+    passed = f" {same} times at the same step; passes over the state of step {job.resumed_step};" if older else ""
+    reason = f"{what};{passed} restarts {when}, {cause} fault {spent} {bound}within an hour"
+    return Verdict(True, cause, root, at + wait, reason, older)
 
 
 def backoff(cause: Cause, before: int) -> float:
@@ -113,7 +125,9 @@ def _recent(charges: Charges, at: float) -> Charges:
 
 
 def _known(job: Job) -> list[tuple[str, str, int]]:
-    return [_key(blame(incident.faults), incident.step) for incident in job.incidents if incident.faults]
+    """Of the faults since the last new step."""
+    since = (incident for incident in job.incidents if incident.faults and incident.recover_s is None)
+    return [_key(blame(incident.faults), incident.step) for incident in since]
 
 
 def _key(root: Fault, step: int) -> tuple[str, str, int]:

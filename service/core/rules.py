@@ -11,12 +11,12 @@ from typing import Any
 
 from service.contracts import events
 from service.contracts.job import Phase
-from service.core import incidents, liveness, progress, recovery
-from service.core.commands import Command, RaiseStandbys, Record, StartGang
+from service.core import incidents, liveness, progress, recovery, saving, spares
+from service.core.commands import Command, InspectGang, RaiseStandbys, Record, ReleaseGang, StartGang
 from service.core.goodput import goodput
 from service.core.liveness import Limits
 from service.core.outcome import Outcome, move, record, stop
-from service.core.state import Incident, Job, Placement
+from service.core.state import Incident, Job, Placement, Tier
 from workers.spec import ParallelLayout
 
 REFUSED_BACKOFF_MAX_S = 60.0
@@ -31,7 +31,7 @@ SKIPPED: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotsFound:
-    """The scheduling pass found a place for the job. The one event that the core itself makes."""
+    """The scheduling pass found a place for the job. The core itself makes this event."""
 
     uid: str
     layout: ParallelLayout
@@ -61,7 +61,11 @@ def placed(job: Job, event: SlotsFound, limits: Limits) -> Outcome:
         attempt=attempt,
         layout=event.layout,
         placement=event.placement,
+        kept=None,
+        unraised=False,
+        rescale=None,
         resumed_step=None,
+        resumed_manifest=None,
         progress_at=event.at,
     )
 
@@ -73,9 +77,10 @@ def started(job: Job, event: events.GangStarted, limits: Limits) -> Outcome:
 
 
 def refused(job: Job, event: events.GangRefused, limits: Limits) -> Outcome:
-    wait = min(REFUSED_BACKOFF_MAX_S, 2.0 ** min(job.refusals, 10))
+    wait, times = min(REFUSED_BACKOFF_MAX_S, 2.0 ** min(job.refusals, 10)), job.refusals + 1
     phase = Phase.RECOVERING if job.started_at is not None or job.incidents else Phase.QUEUED
-    reason = f"attempt {job.attempt} was refused: {event.reason}; tries again after {wait:g} s"
+    often = f"; that is {times} times in a row, though its nodes look free" if times >= limits.refusals_max else ""
+    reason = f"attempt {job.attempt} was refused: {event.reason}{often}; tries again after {wait:g} s"
     return move(
         job,
         phase,
@@ -85,7 +90,7 @@ def refused(job: Job, event: events.GangRefused, limits: Limits) -> Outcome:
         placement=None,
         stopping=False,
         not_before=event.at + wait,
-        refusals=job.refusals + 1,
+        refusals=times,
     )
 
 
@@ -94,7 +99,8 @@ def resumed(job: Job, event: events.GangResumed, limits: Limits) -> Outcome:
     reason = f"attempt {job.attempt} continues after step {event.step} from {source}"
     data = {"step": event.step, "manifest": event.manifest}
     line = record(job, "GangResumed", reason, event.at, data)
-    return Outcome(progress.resumed(job, event.step, event.at), (), (line,))
+    tier: Tier = "storage" if event.manifest else "memory" if event.step else "seed"
+    return Outcome(progress.resumed(job, event.step, event.at, event.manifest, tier), (), (line,))
 
 
 def stepped(job: Job, event: events.StepsCompleted, limits: Limits) -> Outcome:
@@ -105,27 +111,70 @@ def stepped(job: Job, event: events.StepsCompleted, limits: Limits) -> Outcome:
         return Outcome(after, (), over)
     first = event.steps[0]
     reason = f"attempt {job.attempt} completed step {first.step} of {job.spec.train.steps}"
+    after = dataclasses.replace(after, unraised=True)
     running = move(after, Phase.RUNNING, "JobRunning", reason, event.at, data={"step": first.step})
-    commands: tuple[Command, ...] = ()
-    if job.spec.resources.standbys and after.layout is not None and after.placement is not None:
-        commands = (RaiseStandbys(job.uid, job.attempt, after.layout, after.placement),)
-    return Outcome(running.job, commands, running.records + over)
+    return Outcome(running.job, (), running.records + over)
 
 
 def faulted(job: Job, event: events.GangFaulted, limits: Limits) -> Outcome:
-    return _broken(job, event.faults, event.at)
+    """Not of a gang that has ended by itself, and waits for its next slots in the phase that it had."""
+    return Outcome(job) if _leaves(job) else _broken(job, event.faults, event.at)
+
+
+def health_found(job: Job, event: events.HealthFound, limits: Limits) -> Outcome:
+    """A node that the job stands on asks for something. One that is to be drained, the scheduling pass leaves."""
+    if event.action not in ("restart", "reboot") or _leaves(job):
+        data = {"node": event.node, "action": event.action, "devices": event.devices}
+        reason = f"node {event.node} asks for {event.action}: {event.message}"
+        return Outcome(job, (), (record(job, "HealthFound", reason, event.at, data),))
+    fault = events.Fault("device", event.message, node=event.node, step=job.step)
+    return _broken(job, [fault], event.at)
 
 
 def fleet_observed(job: Job, event: events.FleetObserved, limits: Limits) -> Outcome:
+    if _leaves(job) or job.placement is None:
+        return Outcome(job)
     alive = {node.id for node in event.fleet.nodes}
-    gone = dict.fromkeys((slot.node, slot.name) for slot in _slots(job) if slot.node not in alive)
-    faults = [_node_lost(name, job.step) for _, name in gone]
-    return _broken(job, faults, event.at) if faults else Outcome(job)
+    gone = dict.fromkeys((slot.node, slot.name) for slot in job.placement.slots if slot.node not in alive)
+    faults = [_node_lost(name, job.step, node in event.announced) for node, name in gone]
+    if faults:
+        return _broken(job, faults, event.at)
+    left = spares.left(job.placement, event.fleet)
+    if left is job.placement:
+        return Outcome(job)
+    names = sorted({slot.name for slot in job.placement.spares} - {slot.name for slot in left.spares})
+    reason = f"spare {' and '.join(names)} is gone from the fleet; the gang does not stand on it"
+    return Outcome(dataclasses.replace(job, placement=left), (), (record(job, "SpareLost", reason, event.at),))
 
 
 def ticked(job: Job, event: events.Ticked, limits: Limits) -> Outcome:
+    """A gang at work that stands still is looked at before it is broken, for a while."""
     fault = liveness.overdue(job, event.at, limits)
-    return _broken(job, [fault], event.at) if fault else Outcome(job)
+    if fault is None:
+        return Outcome(job)
+    if job.phase is Phase.RUNNING and job.inspected_at <= job.progress_at:
+        first, _, numbers = fault.message.partition("\n")
+        line = record(job, "GangInspected", f"{first}: looks who is waited for; {numbers}", event.at)
+        look = InspectGang(job.uid, job.attempt, first)
+        return Outcome(dataclasses.replace(job, inspected_at=event.at), (look,), (line,))
+    if job.phase is Phase.RUNNING and event.at - job.inspected_at <= limits.inspecting_s:
+        return Outcome(job)
+    return _broken(job, [fault], event.at)
+
+
+def warmed(job: Job, event: events.StandbysWarm, limits: Limits) -> Outcome:
+    """Shown, and no line in the log."""
+    return Outcome(dataclasses.replace(job, standbys=event.warm))
+
+
+def straggled(job: Job, event: events.StragglerFound, limits: Limits) -> Outcome:
+    data = {"node": event.node, "rank": event.rank, "ranks": event.ranks, "factor": round(event.factor, 2)}
+    return Outcome(job, (), (record(job, "StragglerFound", slowness(event), event.at, data),))
+
+
+def slowness(event: events.StragglerFound) -> str:
+    who = f"rank {event.rank}" if event.ranks == 1 else f"{event.ranks} ranks"
+    return f"{who} on {event.node} take {event.factor:.1f} times as long as the others for the same piece of work"
 
 
 def finished(job: Job, event: events.GangFinished, limits: Limits) -> Outcome:
@@ -134,27 +183,30 @@ def finished(job: Job, event: events.GangFinished, limits: Limits) -> Outcome:
     if job.resumed_step is None:  # it went from loading to its end: nothing was left to do
         after = progress.resumed(job, job.spec.train.steps, event.at)
     after = dataclasses.replace(after, incidents=incidents.closed(after.incidents, job.attempt, event.at))
+    commands, changes = stop(job, reason, keep=False)
     moved = move(
         after,
         Phase.FINISHING,
         "JobFinishing",
         reason,
         event.at,
-        stop(job, reason),
-        stopping=True,
+        commands,
         ending=Phase.SUCCEEDED,
+        **changes,
     )
     return dataclasses.replace(moved, records=moved.records + _closed(job, after, event.at))
 
 
 def freed(job: Job, event: events.GangStopped | events.GangRefused, limits: Limits) -> Outcome:
-    """The slots of an attempt that was being stopped are free. Said twice is said once."""
+    """The slots of an attempt that was being stopped are free, or kept for the next. Said twice is said once."""
     if job.placement is None:
         return Outcome(job)
-    after = dataclasses.replace(job, placement=None, stopping=False)
+    kept = job.placement if job.keeping and isinstance(event, events.GangStopped) else None
+    after = dataclasses.replace(job, placement=None, kept=kept, stopping=False, keeping=False, pause=None)
     if job.ending is not None:
         return _ended(after, job.ending, event.at)
-    reason = f"attempt {job.attempt} has stopped and its {len(_slots(job))} slots are free"
+    then = "are kept for the next" if kept else "are free"
+    reason = f"attempt {job.attempt} has stopped and its {len(_slots(job))} slots {then}"
     return Outcome(after, (), (record(job, "GangStopped", reason, event.at),))
 
 
@@ -162,15 +214,16 @@ def cancelled(job: Job, event: events.CancelRequested, limits: Limits) -> Outcom
     if job.placement is None:
         return _ended(job, Phase.CANCELLED, event.at)
     reason = f"cancel requested after step {job.step}; waits until its {len(_slots(job))} slots are free"
+    commands, changes = stop(job, reason, keep=False)
     return move(
         job,
         Phase.CANCELLING,
         "JobCancelling",
         reason,
         event.at,
-        stop(job, reason),
-        stopping=True,
+        commands,
         ending=Phase.CANCELLED,
+        **changes,
     )
 
 
@@ -180,7 +233,7 @@ def skipped(job: Job, event: events.StepSkipped, limits: Limits) -> Outcome:
     data = {"step": event.step, "action": event.action, "samples": event.samples}
     after = progress.seen(job, event.at)
     if job.phase is Phase.RUNNING and event.action == "rollback":
-        return move(after, Phase.STARTING, "StepSkipped", reason, event.at, data=data)
+        return move(after, Phase.STARTING, "StepSkipped", reason, event.at, data=data, resumed_step=None)
     return Outcome(after, (), (record(job, "StepSkipped", reason, event.at, data),))
 
 
@@ -198,27 +251,65 @@ def waiting(job: Job, reason: str, at: float) -> Outcome:
     return Outcome(dataclasses.replace(job, reason=reason), (), (record(job, "JobWaiting", reason, at),))
 
 
-def _node_lost(name: str, step: int) -> events.Fault:
+def unmet(job: Job, why: str, at: float) -> Outcome:
+    """Why the job does not have the size yet that was asked for; said once, until it changes."""
+    if why == job.rescale:
+        return Outcome(job)
+    reason = f"keeps its size for now: {why}"
+    return Outcome(dataclasses.replace(job, rescale=why), (), (record(job, "RescaleWaiting", reason, at),))
+
+
+def met(job: Job) -> Outcome:
+    return Outcome(dataclasses.replace(job, rescale=None))
+
+
+def backed(job: Job, placement: Placement, why: str, at: float) -> Outcome:
+    """Standbys behind a gang that begins, and other spares than it had."""
+    after = dataclasses.replace(job, placement=placement)
+    lines: tuple[Record, ...] = ()
+    if job.placement is not None and placement.spares != job.placement.spares:
+        names = list(dict.fromkeys(slot.name for slot in placement.spares))
+        reason = f"spare nodes are {', '.join(names) if names else 'none'} now{why and ': '}{why}"
+        lines = (record(job, "SparesChanged", reason, at, {"nodes": names}),)
+    if job.phase is Phase.RUNNING:
+        after = dataclasses.replace(after, unraised=False)
+    if job.phase is not Phase.RUNNING or job.layout is None or not job.spec.resources.standbys:
+        return Outcome(after, (), lines)
+    raised = RaiseStandbys(job.uid, job.attempt, job.layout, placement)
+    return Outcome(after, (raised,), lines)
+
+
+def _leaves(job: Job) -> bool:
+    """Whether a gang that moves has ended, or is ended: what is said of it now is no fault."""
+    return job.phase is Phase.RESCALING and (job.stopping or job.placement is None)
+
+
+def _node_lost(name: str, step: int, announced: bool) -> events.Fault:
+    if announced:
+        return events.Fault("preempted", f"node {name} is gone, as it was said to go", node=name, step=step)
     return events.Fault("node_lost", f"node {name} is gone from the fleet", node=name, step=step)
 
 
 def _broken(job: Job, faults: Sequence[events.Fault], at: float) -> Outcome:
     verdict = recovery.judge(job, faults, at)
     incident = incidents.opened(job, verdict, faults, at)
-    return move(
-        job,
+    passed = saving.quarantined(job, at) if verdict.quarantine else Outcome(job)
+    commands, changes = stop(job, verdict.reason, keep=verdict.restart)
+    moved = move(
+        passed.job,
         Phase.RECOVERING if verdict.restart else Phase.FINISHING,
         "IncidentOpened",
         verdict.reason,
         at,
-        stop(job, verdict.reason, keep=verdict.restart),
-        dataclasses.asdict(incident),
-        stopping=True,
+        commands,
+        incidents.told(incident),
         ending=None if verdict.restart else Phase.FAILED,
         not_before=verdict.not_before,
         incidents=(*job.incidents, incident),
         charges=recovery.charge(job.charges, verdict.cause, at),
+        **changes,
     )
+    return dataclasses.replace(moved, records=moved.records + passed.records)
 
 
 def _ended(job: Job, phase: Phase, at: float) -> Outcome:
@@ -229,7 +320,9 @@ def _ended(job: Job, phase: Phase, at: float) -> Outcome:
         Phase.FAILED: job.reason,
         Phase.CANCELLED: f"cancelled after step {job.step} by request; it holds no slots",
     }
-    return move(job, phase, f"Job{phase.capitalize()}", reasons[phase], at, ended_at=at)
+    free: tuple[Command, ...] = (ReleaseGang(job.uid, reasons[phase]),) if job.kept else ()
+    over = dataclasses.replace(job, kept=None, pause=None, ended_at=at)
+    return move(over, phase, f"Job{phase.capitalize()}", reasons[phase], at, free)
 
 
 def _unsaved(job: Job) -> str:
@@ -244,7 +337,7 @@ def _closed(before: Job, after: Job, at: float) -> tuple[Record, ...]:
     """A record of each incident that is over now."""
     still_open = {incident.number for incident in before.incidents if incident.recover_s is None}
     over = [i for i in after.incidents if i.number in still_open and i.recover_s is not None]
-    return tuple(record(after, "IncidentClosed", _recovery(i), at, dataclasses.asdict(i)) for i in over)
+    return tuple(record(after, "IncidentClosed", _recovery(i), at, incidents.told(i)) for i in over)
 
 
 def _recovery(incident: Incident) -> str:

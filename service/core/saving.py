@@ -32,7 +32,8 @@ def restored(job: Job, event: events.RestoreRequested, limits: Limits) -> Outcom
         reason = f"does not go back to the checkpoint of step {event.step}: it was rejected since that was asked for"
         return Outcome(job, (), (record(job, "RestoreRefused", reason, event.at, {"manifest": event.manifest}),))
     reason = f"goes back from step {job.step} to the checkpoint of step {event.step} by request"
-    held, newer = job.placement is not None, list(event.newer)
+    newer = list(event.newer)
+    commands, changes = stop(job, reason, keep=True)
     if job.checkpoint is not None and (job.checkpoint_step or 0) > event.step:
         newer.append(job.checkpoint)
     after = dataclasses.replace(
@@ -49,9 +50,9 @@ def restored(job: Job, event: events.RestoreRequested, limits: Limits) -> Outcom
         "RestoreRequested",
         reason,
         event.at,
-        stop(job, reason) if held else (),
+        commands,
         {"step": event.step, "manifest": event.manifest},
-        stopping=held,
+        **changes,
     )
     after, told = moved.job, list(moved.records)
     for manifest in dict.fromkeys(newer):
@@ -95,6 +96,22 @@ def unsaved(job: Job, event: Unsaved, limits: Limits) -> Outcome:
 def snapshot_held(job: Job, event: events.SnapshotHeld, limits: Limits) -> Outcome:
     """Shown, and no line in the log: it may come with every step."""
     return Outcome(dataclasses.replace(job, snapshot_step=event.step, snapshot_bytes=event.nbytes))
+
+
+def quarantined(job: Job, at: float) -> Outcome:
+    """The state that the attempt continued with leads to the same fault again and again: older ones are tried."""
+    step = job.resumed_step or 0
+    bound = Restored(step - 1, job.attempt, job.attempt)
+    after = dataclasses.replace(job, restored=bound, quarantined=True)
+    if (job.checkpoint_step or 0) >= step:
+        after = dataclasses.replace(after, checkpoint=None, checkpoint_step=None)
+    manifest = job.resumed_manifest
+    if manifest is None or manifest in job.rejected:
+        return Outcome(after)
+    line = checkpoints.rejection(
+        job.uid, manifest, f"it led to the same fault after step {job.step} again and again", at
+    )
+    return Outcome(dataclasses.replace(after, rejected=(*job.rejected, manifest)), (), (_placed_in(job, line),))
 
 
 def _same(known: Restored | None, asked: Restored) -> bool:

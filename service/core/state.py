@@ -1,12 +1,16 @@
-"""What the core remembers: jobs, and the fleet they stand on. Frozen; changed by `dataclasses.replace`."""
+"""What the core remembers: jobs, the fleet they stand on, what is held against nodes.
+
+Frozen; changed by `dataclasses.replace`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
-from service.contracts.cluster import Fleet
+from service.contracts.cluster import Fleet, NodeHealth
 from service.contracts.events import Fault
 from service.contracts.job import Cause, JobSpec, Phase
 from workers.spec import ParallelLayout
@@ -33,14 +37,47 @@ class Placement:
         """Ids of the nodes stood on, in rank order."""
         return tuple(dict.fromkeys(slot.node for slot in self.slots))
 
+    @property
+    def held(self) -> tuple[Slot, ...]:
+        return self.slots + self.spares
+
+
+MoveKind = Literal["rescale", "drain", "preempted"]
+Tier = Literal["memory", "storage", "seed"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pause:
+    """Why a gang at work is to end after a step, and until when it has time for that."""
+
+    kind: MoveKind
+    reason: str
+    until: float
+    node: str | None = None  # that is to be left
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds without a step, by what they were for; `first_step_s` ends where the first step begins."""
+
+    stop_s: float = 0.0
+    place_s: float = 0.0
+    start_s: float = 0.0
+    load_s: float = 0.0
+    first_step_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.stop_s + self.place_s + self.start_s + self.load_s + self.first_step_s
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Incident:
-    """One fault and what was done about it. Seconds as DESIGN defines them; None while it is not over."""
+    """One fault, or one planned move, and what was done. Seconds as DESIGN defines them; None while it is not over."""
 
     number: int  # from 1, in the job
     attempt: int  # that broke
-    cause: Cause
+    cause: Cause | None  # None: nobody's
     kind: str
     message: str
     rank: int | None
@@ -52,6 +89,10 @@ class Incident:
     faults: tuple[Fault, ...] = ()
     steps_redone: int | None = None
     recover_s: float | None = None  # from the fault to the first new completed step
+    before: ParallelLayout | None = None  # the layout that broke
+    after: ParallelLayout | None = None  # the one that went on
+    tier: Tier | None = None  # where the state came from
+    spent: Spent = Spent()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,9 +124,19 @@ class Job:
     layout: ParallelLayout | None = None
     placement: Placement | None = None  # held until GangStopped or GangRefused says it is free
     stopping: bool = False  # StopGang was ordered for the held placement
+    keeping: bool = False  # and what stands there is to be kept for the next attempt
+    kept: Placement | None = None  # whose groups, agents and standbys wait for the next attempt
+    pause: Pause | None = None  # PauseGang was ordered
+    standbys: int = 0  # slots on which somebody stands by, warm
+    inspected_at: float = 0.0  # when it was last looked who a gang without progress waits for
+    unraised: bool = False  # the attempt makes steps and has no standbys yet
+    wanted_slots: int | None = None  # by the newest request; None: as the spec has it
+    wanted_layout: ParallelLayout | None = None
+    rescale: str | None = None  # a request that is not met yet: what was last said of it
     ending: Phase | None = None  # terminal phase to enter once the slots are free
     not_before: float = 0.0  # back-off: no new attempt earlier
     refusals: int = 0  # in a row, since a gang last started
+    quarantined: bool = False  # a checkpoint was passed over because it led to the same fault again and again
 
     step: int = 0  # last completed by the current attempt
     high_step: int = 0  # highest ever completed
@@ -96,10 +147,14 @@ class Job:
     eval_loss: float | None = None  # as last told
     eval_step: int | None = None
     productive_s: float = 0.0  # own time of each step, counted once
+    redone_s: float = 0.0  # own time of steps that were completed before
+    spent: Spent = Spent()  # what no incident has
+    stage_at: float = 0.0  # up to when the seconds without a step are counted
     tokens_per_s: float | None = None  # of the newest step
     step_s: float | None = None  # own time of recent steps, smoothed
     progress_at: float = 0.0  # last sign of progress of the current attempt
     resumed_step: int | None = None  # where the current attempt continued
+    resumed_manifest: str | None = None  # at which checkpoint; None: from memory or the seed
     started_at: float | None = None  # first step ever completed
 
     checkpoint_step: int | None = None  # newest published
@@ -114,7 +169,13 @@ class Job:
 
     @property
     def holds_slots(self) -> bool:
-        return self.placement is not None
+        return self.placement is not None or self.kept is not None
+
+    @property
+    def held(self) -> tuple[Slot, ...]:
+        """Every slot that nobody else may have: of ranks, of spares, and what is kept."""
+        slots = self.placement.held if self.placement else ()
+        return slots + self.kept.held if self.kept else slots
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,3 +184,5 @@ class State:
 
     jobs: Mapping[str, Job] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
     fleet: Fleet = dataclasses.field(default_factory=Fleet)
+    health: Mapping[str, NodeHealth] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # by name
+    since: Mapping[str, float] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # node id -> when

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from service.contracts.job import Phase
 from service.contracts.status import IncidentView, JobStatus, Progress, RankPlace
 from service.core.state import Incident, Job
@@ -16,6 +18,9 @@ def status(job: Job) -> JobStatus:
         progress=_progress(job),
         productive_s=job.productive_s,
         placement=tuple(RankPlace(rank=rank, node=at.name, slot=at.index) for rank, at in enumerate(slots)),
+        spares=tuple(dict.fromkeys(slot.name for slot in job.placement.spares)) if job.placement else (),
+        wanted_slots=job.wanted_slots,
+        standbys=0 if job.phase.terminal else job.standbys,
         incidents=tuple(map(_incident, job.incidents)),
         checkpoint_step=job.checkpoint_step,
         checkpoint=job.checkpoint,
@@ -42,4 +47,6 @@ def _progress(job: Job) -> Progress:
 
 
 def _incident(incident: Incident) -> IncidentView:
-    return IncidentView(**{name: getattr(incident, name) for name in IncidentView.model_fields})
+    own = {name: getattr(incident, name) for name in IncidentView.model_fields if hasattr(incident, name)}
+    spent = dataclasses.asdict(incident.spent)
+    return IncidentView(**own, **spent, layout_before=incident.before, layout_after=incident.after)

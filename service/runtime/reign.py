@@ -17,8 +17,8 @@ from typing import Any
 from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.errors import Fenced, StoreUnavailable, UserError
-from service.contracts.job import Phase, folder, parse_job
-from service.core import machine
+from service.contracts.job import folder, parse_job
+from service.core import codec, machine
 from service.core.commands import Command, Record
 from service.core.state import Job, State
 from service.runtime import adoption, rows, watcher
@@ -95,7 +95,8 @@ class Reign:
         self.inbox, self.deliveries = inbox, deliveries
         self.hands = Hands(epoch, settings, inbox)
         self.errands = Errands(inbox)
-        self.state = State(fleet=watcher.fleet())
+        self.state = State(fleet=watcher.fleet(), health=codec.load_health(store.health()))
+        self.health_written = self.state.health
         self.ears: dict[str, Ear] = {}
         self.seen = 0  # highest seq of a job that was taken up
         self.fleet_written: Fleet | None = None
@@ -207,6 +208,9 @@ class Reign:
             case "restore":
                 happened.append(rows.restore(intent, self.store.checkpoints(intent.job), now))
                 return True
+            case "rescale":
+                happened.append(rows.rescale(intent, now))
+                return True
             case "verify" | "export":
                 root = self.store.job(intent.job).spec.get("checkpoint", {}).get("root")
                 self.errands.begin(intent, folder(root or self.settings.storage, intent.job))
@@ -239,7 +243,8 @@ class Reign:
             told += decision.records
         changed = [job for uid, job in self.state.jobs.items() if job is not before.get(uid)]
         fleet = None if self.state.fleet == self.fleet_written else self.state.fleet
-        if changed or told or chunks or intents or fleet is not None:
+        health = self.state.health is not self.health_written
+        if changed or told or chunks or intents or fleet is not None or health:
             self._commit(changed, told, happened, chunks, intents, fleet, now)
         for record in told:
             log.info("%s %s: %s", record.uid, record.type, record.reason)
@@ -257,7 +262,8 @@ class Reign:
         now: float,
     ) -> None:
         """Write, and try again while the store is away: training goes on; nothing is done that isn't written."""
-        changes = rows.changes(changed, told, happened, chunks, intents, fleet, now)
+        health = None if self.state.health is self.health_written else self.state.health
+        changes = rows.changes(changed, told, happened, chunks, intents, fleet, now, health)
         while True:
             try:
                 self.store.commit(self.epoch, changes)
@@ -265,7 +271,7 @@ class Reign:
             except StoreUnavailable as error:
                 log.warning("the store is away, %d rows of metrics wait: %s", len(changes.metrics), error)
                 time.sleep(POLL_S)
-        self.fleet_written = self.state.fleet
+        self.fleet_written, self.health_written = self.state.fleet, self.state.health
 
     def _act(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -294,7 +300,7 @@ class Reign:
             except StoreUnavailable as error:
                 log.warning("the lease could not be renewed: %s", error)
         if self._due("sweep", SWEEP_S):
-            owned = {job.uid for job in self.state.jobs.values() if job.holds_slots or job.phase is Phase.RECOVERING}
+            owned = {job.uid for job in self.state.jobs.values() if job.holds_slots}
             self.hands.sweep(owned, set(self.state.jobs))
 
     def _due(self, name: str, every_s: float) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from service.contracts.cluster import Fleet
+from service.contracts.cluster import Fleet, NodeHealth
 from service.contracts.events import (
     CheckpointPublished,
     CheckpointVerified,
     Evaluated,
     Event,
+    RescaleRequested,
     RestoreRequested,
     Step,
     StepsCompleted,
@@ -23,6 +24,7 @@ from service.core.state import Job
 from service.runtime.logs import Chunk
 from service.store.records import Changes, CheckpointRow, Intent, JobUpdate, LogChunk, MetricRow, NodeRow
 from workers.checkpoint.manifest import key_of
+from workers.spec import ParallelLayout
 
 
 def job(job: Job) -> JobUpdate:
@@ -73,6 +75,12 @@ def _figures(step: Step) -> dict[str, Any]:
     return figures
 
 
+def rescale(intent: Intent, at: float) -> RescaleRequested:
+    layout = intent.data.get("layout")
+    wanted = None if layout is None else ParallelLayout.model_validate(layout)
+    return RescaleRequested(intent.job, int(intent.data["slots"]), wanted, at)
+
+
 def nodes(fleet: Fleet, at: float) -> list[NodeRow]:
     named = {field.name for field in dataclasses.fields(NodeRow)}
     return [
@@ -93,6 +101,7 @@ def changes(
     intents: Sequence[int],
     fleet: Fleet | None,
     at: float,
+    health: Mapping[str, NodeHealth] | None = None,
 ) -> Changes:
     return Changes(
         jobs=[job(one) for one in jobs],
@@ -102,4 +111,5 @@ def changes(
         checkpoints=checkpoints(events, records),
         intents_done=intents,
         nodes=None if fleet is None else nodes(fleet, at),
+        health=None if health is None else codec.dump_health(health),
     )

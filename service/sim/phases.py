@@ -75,7 +75,7 @@ def measured(document: Any, assumed: Phases) -> Phases:
     if not over:
         raise UserError(f"job {view.uid} has no incident that is over", hint="name a job that recovered from a fault")
     step_s = view.status.productive_s / max(1, view.status.progress.step)
-    processes = [_detected(one, step_s) for one in over if one.kind not in recovery.SILENT]
+    processes = [_detected(one, step_s) for one in over if one.cause and one.kind not in recovery.SILENT]
     nodes = [_detected(one, step_s) for one in over if one.kind == "node_lost"]
     return dataclasses.replace(
         assumed,

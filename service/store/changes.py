@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -18,6 +18,7 @@ def write(connection: sa.Connection, changes: records.Changes) -> None:
     _metrics(connection, changes.metrics)
     _checkpoints(connection, changes.checkpoints)
     _nodes(connection, changes.nodes)
+    _health(connection, changes.health)
     add_events(connection, changes.events)
     _log_chunks(connection, changes.log_chunks)
 
@@ -124,3 +125,12 @@ def _nodes(connection: sa.Connection, rows: Sequence[records.NodeRow] | None) ->
     connection.execute(sa.delete(models.nodes))
     if rows:
         connection.execute(sa.insert(models.nodes), [dataclasses.asdict(row) for row in rows])
+
+
+def _health(connection: sa.Connection, health: Mapping[str, records.Document] | None) -> None:
+    if health is None:
+        return
+    connection.execute(sa.delete(models.node_health))
+    if health:
+        rows = [{"name": name, "data": dict(data)} for name, data in health.items()]
+        connection.execute(sa.insert(models.node_health), rows)

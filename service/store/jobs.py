@@ -173,6 +173,11 @@ class Store:
         query = sa.select(models.nodes).order_by(models.nodes.c.name, models.nodes.c.id)
         return [records.NodeRow(**row) for row in self._rows(query)]
 
+    def health(self) -> dict[str, dict[str, Any]]:
+        """What is held against nodes, by name, as the core wrote it."""
+        table = models.node_health
+        return {row["name"]: row["data"] for row in self._rows(sa.select(table).order_by(table.c.name))}
+
     def ping(self) -> None:
         """StoreUnavailable when the store can't be read."""
         self._rows(sa.select(models.lease.c.epoch))

@@ -152,4 +152,12 @@ nodes = sa.Table(
     sa.Column("seen_at", sa.Double, nullable=False),
     sa.Column("nvlink", sa.Text, nullable=False, server_default=""),
     sa.Column("accelerator", sa.Text, nullable=False, server_default=""),
+    sa.Column("draining", sa.Double, nullable=True),  # when it goes, where notice was given
+)
+
+node_health = sa.Table(
+    "node_health",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),  # of the node: its id ends with its raylet
+    sa.Column("data", sa.JSON, nullable=False),
 )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-IntentKind = Literal["cancel", "restore", "verify", "export"]
+IntentKind = Literal["cancel", "restore", "rescale", "verify", "export"]
 
 Document = Mapping[str, Any]
 """What is kept as JSON. A number that is not finite comes back as None: JSON has no word for it."""
@@ -102,6 +102,7 @@ class NodeRow:
     seen_at: float
     nvlink: str = ""
     accelerator: str = ""
+    draining: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,3 +137,4 @@ class Changes:
     checkpoints: Sequence[CheckpointRow] = ()
     intents_done: Sequence[int] = ()
     nodes: Sequence[NodeRow] | None = None  # None: unchanged; else these replace all
+    health: Mapping[str, Document] | None = None  # of nodes by name; None: unchanged; else these replace all

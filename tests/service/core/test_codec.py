@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from service.contracts import events
-from service.contracts.job import Phase
+from service.contracts.cluster import NodeHealth, Strike
+from service.contracts.job import Cause, Phase
 from service.core import codec
 from service.core.state import Job
 from tests.service.core import world
@@ -38,3 +39,20 @@ def test_a_new_job_needs_four_values() -> None:
 def test_what_is_no_job_is_an_error() -> None:
     with pytest.raises(ValidationError):
         codec.load({"uid": "a"})
+
+
+def test_the_health_of_nodes_round_trips() -> None:
+    own = NodeHealth(
+        (Strike(1.0, "node_lost"), Strike(2.0, "hang")), 31.0, 30.0, "Xid 79", True, True, True, (0, 3), "x"
+    )
+    health = {"n0": own, "n1": NodeHealth(resets=(1,))}
+    assert codec.load_health(json.loads(json.dumps(codec.dump_health(health)))) == health
+    assert codec.load_health({"n2": {"needs_probe": True, "added_later": 1}}) == {"n2": NodeHealth(needs_probe=True)}
+
+
+def test_charges_and_what_is_wanted_survive() -> None:
+    here = World(world.fleet(2))
+    here.bring(Phase.RECOVERING)
+    here.rescale(1)
+    job = codec.load(json.loads(json.dumps(codec.dump(here.job()))))
+    assert (job.charges, job.wanted_slots, job.keeping) == (((Cause.INFRASTRUCTURE, here.now),), 1, True)

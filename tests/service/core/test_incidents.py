@@ -62,5 +62,6 @@ def test_a_new_step_closes_the_incidents_of_earlier_attempts() -> None:
 
 
 def test_what_is_reported_late_raises_the_step_of_the_fault() -> None:
-    caught_up = incidents.caught_up([incident(1, 8, 0), incident(2, 8)], attempt=2, step=9)
+    caught_up = incidents.caught_up([incident(1, 8, 0), incident(2, 8)], attempt=2, step=9, later_s=0.5)
     assert [one.step for one in caught_up] == [8, 9]
+    assert [one.detect_s for one in caught_up] == [incident(1, 8).detect_s, max(0.0, incident(2, 8).detect_s - 0.5)]

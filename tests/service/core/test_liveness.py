@@ -31,6 +31,16 @@ def test_limit(phase: Phase, step_s: float | None, step: int, seconds: float) ->
 
 
 @pytest.mark.parametrize(
+    ("step_s", "resumed", "step", "seconds"),
+    [(0.5, 0, 49, 60), (0.5, 0, 50, 20), (0.5, 10, 59, 60), (0.5, 10, 60, 20), (2.0, 0, 50, 40), (None, None, 50, 60)],
+)
+def test_a_limit_is_learned(step_s: float | None, resumed: int | None, step: int, seconds: float) -> None:
+    spec = world.job_spec(train={"steps": 1000, "global_batch": 16})
+    own = Job("a", 1, spec, 0.0, Phase.RUNNING, step_s=step_s, step=step, resumed_step=resumed, progress_at=100.0)
+    assert liveness.limit(Phase.RUNNING, own) == seconds
+
+
+@pytest.mark.parametrize(
     ("source", "step", "seconds"),
     [("builtin:topics", 4, 60 + 50 * 2), ("builtin:topics", 5, 60), ("builtin:topics", 0, 60), (None, 4, 60),
      ("builtin:topics", 10, 600)],

@@ -9,7 +9,7 @@ from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.job import Cause, Phase
 from service.core import codec, liveness, machine
-from service.core.commands import StartGang, StopGang
+from service.core.commands import InspectGang, RaiseStandbys, StartGang, StopGang
 from service.core.state import Restored
 from tests.service.core import world
 from tests.service.core.world import World
@@ -18,9 +18,11 @@ EVENTS = (
     events.JobSubmitted,
     events.CancelRequested,
     events.RestoreRequested,
+    events.RescaleRequested,
     *typing.get_args(events.GangEvent),
     *typing.get_args(events.CheckpointFact),
     events.FleetObserved,
+    events.HealthFound,
     events.Ticked,
 )
 GANG_EVENTS = typing.get_args(events.GangEvent)
@@ -39,23 +41,27 @@ FIELDS = {
     events.StepsCompleted: {"steps": (world.step(5, 1000.0),)},
     events.GangFaulted: {"faults": (events.Fault("process_died", "gone", rank=0),)},
     events.CheckpointPublished: {"step": 4, "manifest": "m4"},
+    events.GangPaused: {"step": 5},
     events.SaveFailed: {"step": 4, "reason": "disk full"},
     events.SaveDelayed: {"step": 4, "reason": "no answer"},
     events.SnapshotHeld: {"step": 5, "nbytes": 4096},
     events.SnapshotFailed: {"step": 5, "reason": "no room"},
     events.SnapshotRefused: {"step": 5, "reason": "block 3 fails its checksum"},
     events.StepSkipped: {"step": 5, "action": "skip", "reason": "loss nan", "samples": (64, 65)},
+    events.StandbysWarm: {"warm": 8},
+    events.StragglerFound: {"node": "n0", "rank": 1, "ranks": 1, "factor": 2.0},
     events.Evaluated: {"step": 4, "loss": 2.5, "tokens": 4096},
 }
 Q, PL, ST, RU = Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING
-RE, FI, CA = Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
+RS, RE, FI, CA = Phase.RESCALING, Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
 OK, BAD, GONE = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
 
 ILLEGAL = {
     *itertools.product([Q], [events.GangStarted, events.GangResumed, events.StepsCompleted, events.GangFinished]),
     *itertools.product([Q], [events.StepSkipped, events.Evaluated]),
     *itertools.product([PL, ST, RU], [events.GangStopped]),
-    *itertools.product([ST, RU], [events.GangRefused]),
+    *itertools.product([ST, RU, RS], [events.GangRefused]),
+    *itertools.product([Q, PL, ST, RU], [events.GangPaused]),
 }
 
 
@@ -80,7 +86,7 @@ def test_late_messages_of_an_old_attempt_are_dropped(phase: Phase, kind: type) -
     assert (here.job(), decision.commands, decision.records) == (before, (), ())
 
 
-STOP, START, NONE = (StopGang,), (StartGang,), ()
+STOP, START, RAISE, NONE = (StopGang,), (StartGang,), (RaiseStandbys,), ()
 
 
 @pytest.mark.parametrize(
@@ -89,10 +95,10 @@ STOP, START, NONE = (StopGang,), (StartGang,), ()
         (PL, events.GangStarted, ST, NONE, "JobStarted"),
         (PL, events.GangRefused, Q, NONE, "GangRefused"),
         (PL, events.GangResumed, PL, NONE, "GangResumed"),
-        (PL, events.StepsCompleted, RU, NONE, "JobRunning"),
+        (PL, events.StepsCompleted, RU, RAISE, "JobRunning"),
         (PL, events.GangFaulted, RE, STOP, "IncidentOpened"),
         (PL, events.GangFinished, FI, STOP, "JobFinishing"),
-        (ST, events.StepsCompleted, RU, NONE, "JobRunning"),
+        (ST, events.StepsCompleted, RU, RAISE, "JobRunning"),
         (ST, events.GangFaulted, RE, STOP, "IncidentOpened"),
         (ST, events.GangFinished, FI, STOP, "JobFinishing"),
         (RU, events.StepsCompleted, RU, NONE, None),
@@ -101,9 +107,16 @@ STOP, START, NONE = (StopGang,), (StartGang,), ()
         (RU, events.CheckpointPublished, RU, NONE, "CheckpointPublished"),
         *((phase, kind, phase, NONE, kind.__name__) for phase in (Q, RU, FI)
           for kind in (events.SaveFailed, events.SaveDelayed, events.SnapshotFailed, events.SnapshotRefused)),
-        *((phase, events.SnapshotHeld, phase, NONE, None) for phase in (ST, RU, RE)),
+        *((phase, events.SnapshotHeld, phase, NONE, None) for phase in (ST, RU, RS, RE)),
+        (RS, events.GangStarted, RS, NONE, None),
+        (RS, events.GangResumed, RS, NONE, None),
+        (RS, events.StepsCompleted, RS, NONE, None),
+        (RS, events.GangPaused, RS, STOP, "IncidentOpened"),
+        (RS, events.GangFaulted, RE, STOP, "IncidentOpened"),
+        (RS, events.GangFinished, FI, STOP, "JobFinishing"),
+        *((phase, events.GangPaused, phase, NONE, None) for phase in (RE, FI, CA)),
         *((phase, kind, phase, NONE, kind.__name__)
-          for phase in (PL, ST, RU, RE, FI, CA) for kind in (events.StepSkipped, events.Evaluated)),
+          for phase in (PL, ST, RU, RS, RE, FI, CA) for kind in (events.StepSkipped, events.Evaluated)),
         (RE, events.GangStopped, PL, START, "GangPlaced"),
         (RE, events.GangRefused, PL, START, "GangPlaced"),
         (RE, events.GangFaulted, RE, NONE, None),
@@ -129,7 +142,7 @@ def test_gang_events(phase: Phase, kind: type, then: Phase, commands: tuple[type
 
 @pytest.mark.parametrize(
     ("phase", "then", "commands"),
-    [(Q, GONE, NONE), (PL, CA, STOP), (ST, CA, STOP), (RU, CA, STOP), (RE, CA, NONE), (FI, FI, NONE),
+    [(Q, GONE, NONE), (PL, CA, STOP), (ST, CA, STOP), (RU, CA, STOP), (RS, CA, STOP), (RE, CA, NONE), (FI, FI, NONE),
      (CA, CA, NONE), (OK, OK, NONE), (BAD, BAD, NONE), (GONE, GONE, NONE)],
 )  # fmt: skip
 def test_cancel(phase: Phase, then: Phase, commands: tuple[type, ...]) -> None:
@@ -155,7 +168,7 @@ def test_what_is_found_out_about_a_checkpoint_is_logged_whatever_its_job_does(ph
 @pytest.mark.parametrize(
     ("phase", "then", "commands", "record"),
     [
-        *((phase, RE, STOP, "RestoreRequested") for phase in (PL, ST, RU)),
+        *((phase, RE, STOP, "RestoreRequested") for phase in (PL, ST, RU, RS)),
         (Q, Q, NONE, "RestoreRequested"),
         (RE, RE, NONE, "RestoreRequested"),
         *((phase, phase, NONE, None) for phase in (FI, CA, OK, BAD, GONE)),
@@ -183,7 +196,7 @@ def test_a_restore_end_to_end() -> None:
     decision = here.restore(2, newer=("m4",))  # the word of m6 was not in the store yet
     job = here.job()
     assert job.reason == "goes back from step 8 to the checkpoint of step 2 by request"
-    assert decision.commands == (StopGang("a", 1, job.reason),)
+    assert decision.commands == (StopGang("a", 1, job.reason, keep=True),)
     assert (job.phase, job.step, job.checkpoint, job.checkpoint_step, job.rejected) == (RE, 2, "m2", 2, ("m4", "m6"))
     assert [record.reason for record in decision.records[1:]] == [
         f"checkpoint m{step} is never tried again: restored to step 2 by request" for step in (4, 6)
@@ -253,7 +266,7 @@ def test_a_node_that_the_gang_stands_on_breaks_it(phase: Phase) -> None:
     decision = here.observe(Fleet())
     (incident,) = here.job().incidents
     assert (incident.kind, incident.node, incident.cause) == ("node_lost", "n0", Cause.INFRASTRUCTURE)
-    assert decision.commands == (StopGang("a", 1, here.job().reason),)
+    assert decision.commands == (StopGang("a", 1, here.job().reason, keep=True),)
     assert "node n0 is gone" in here.job().reason
 
 
@@ -262,10 +275,9 @@ def test_a_node_that_the_gang_stands_on_breaks_it(phase: Phase) -> None:
     [
         (PL, 120, "start_failed", Cause.INFRASTRUCTURE),
         (ST, 180, "start_failed", Cause.INFRASTRUCTURE),
-        (RU, 60, "hang", Cause.HANG),
     ],
 )
-def test_an_attempt_without_progress_is_broken(phase: Phase, seconds: float, kind: str, cause: Cause) -> None:
+def test_a_start_without_progress_is_broken(phase: Phase, seconds: float, kind: str, cause: Cause) -> None:
     here = World(world.fleet(1))
     here.bring(phase)
     assert here.tick(seconds).commands == ()
@@ -276,11 +288,52 @@ def test_an_attempt_without_progress_is_broken(phase: Phase, seconds: float, kin
     assert here.job().phase is RE
 
 
+def test_f2_a_gang_that_stands_still_is_looked_at_and_then_broken() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    assert here.tick(60).commands == ()
+    (look,) = here.tick(1).commands
+    assert look == InspectGang("a", 1, "no progress within the limit of a step")
+    assert here.tick(3).commands == ()
+    found = events.Fault("hang", "no progress within the limit of a step\none is stopped", rank=1, node="n0")
+    here.gang(events.GangFaulted, faults=(found,))
+    (incident,) = here.job().incidents
+    assert (incident.kind, incident.cause, incident.rank, incident.node) == ("hang", Cause.HANG, 1, "n0")
+    assert incident.detect_s == 64
+    assert here.job().phase is RE
+
+
+def test_f2_a_look_that_is_not_answered_is_not_waited_for() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    here.tick(61)
+    assert here.tick(6).commands == ()
+    (order,) = here.tick(1).commands
+    assert isinstance(order, StopGang)
+    (incident,) = here.job().incidents
+    assert (incident.kind, incident.rank, incident.detect_s) == ("hang", None, 68)
+
+
 def test_limits_are_given() -> None:
-    here = World(world.fleet(1), liveness.Limits(step_s=1, step_factor=2))
+    here = World(world.fleet(1), liveness.Limits(step_s=1, step_factor=2, inspecting_s=0.1))
     here.bring(RU)
     here.tick(1.5)
+    here.tick(0.2)
     assert here.job().phase is RE
+
+
+@pytest.mark.parametrize(("policy", "leaves"), [("log", False), ("move", True)])
+def test_f19_a_slow_node_is_named_and_by_policy_left(policy: str, leaves: bool) -> None:
+    here = World(world.fleet(2, 1))
+    here.submit(job=world.job_spec(slots=2, placement={"stragglers": policy}))
+    here.start()
+    here.steps(1, 6)
+    node = here.job().placement.slots[0].name
+    decision = here.gang(events.StragglerFound, node=node, rank=0, ranks=1, factor=2.0)
+    assert decision.records[0].type == "StragglerFound"
+    assert f"rank 0 on {node} take 2.0 times as long" in decision.records[0].reason
+    assert (here.job().phase is RS) == leaves
+    assert here.state.health[node].excluded != "" if leaves else node not in here.state.health
 
 
 def test_a_recovery_end_to_end() -> None:
@@ -390,10 +443,12 @@ def test_an_attempt_that_finishes_without_a_step_ends_the_job() -> None:
 def test_a_refused_attempt_tries_again_later_each_time_and_goes_where_it_came_from() -> None:
     here = World(world.fleet(1))
     here.submit()
-    for wait in (1, 2, 4):
+    for wait, often in ((1, ""), (2, ""), (4, "; that is 3 times in a row, though its nodes look free")):
         here.gang(events.GangRefused, reason="no room")
         assert here.job().phase is Q
-        assert here.job().reason == f"attempt {here.job().attempt} was refused: no room; tries again after {wait} s"
+        assert here.job().reason == (
+            f"attempt {here.job().attempt} was refused: no room{often}; tries again after {wait} s"
+        )
         assert here.tick(wait - 0.5).records == ()
         assert here.tick(0.5).records[-1].type == "GangPlaced"
     here.start()
@@ -435,7 +490,10 @@ def test_a_job_that_waits_says_what_the_topology_lacks() -> None:
     here = World(world.fleet(1, 1, slots=3))
     asked = {"dp": 1, "tp": 2, "pp": 2}
     here.submit(job=world.job_spec(slots=4, parallel=asked, placement={"pp": "rack"}))
-    assert here.job().reason == "needs 2 nodes with 2 free slots for tp 2 in one rack; the largest rack has 1"
+    assert here.job().reason == (
+        "needs 2 nodes with 2 free slots for tp 2 in one rack; the largest rack has 1; "
+        "it would not fit if all were free"
+    )
     assert here.records[-1].type == "JobWaiting"
 
 
@@ -602,3 +660,39 @@ def test_submitted_twice_is_submitted_once() -> None:
     before = here.job()
     assert here.submit("a").records == ()
     assert here.job() == before
+
+
+def test_a_checkpoint_that_leads_to_the_same_fault_is_quarantined_and_an_older_one_tried_before_the_job_ends() -> None:
+    here = World(world.fleet(1))
+    here.submit(job=world.spec(steps=20, budgets=(("user_error", -1),)))
+    here.start()
+    here.steps(1, 8)
+    for step in (4, 8):
+        here.gang(events.CheckpointPublished, step=step, manifest=f"m{step}")
+    for _ in range(3):
+        decision = here.fault("numeric", "NonFinite: loss nan")
+        here.stopped()
+        here.tick(60)
+        here.start(resumed=8, manifest="m8")
+    assert [record.type for record in decision.records] == ["IncidentOpened", "CheckpointRejected"]
+    assert "passes over the state of step 8; restarts after" in decision.records[0].reason
+    order = here.commands[-1]
+    assert order.rejected == ("m8",)
+    assert order.restored.bars(8, 1)
+    assert not order.restored.bars(4, 1)
+    here.gang(events.GangResumed, step=4, manifest="m4")
+    here.steps(5, 8)
+    here.fault("numeric", "NonFinite: loss nan")
+    here.stopped()
+    assert (here.job().phase, here.job().reason.startswith("no_progress: 4 times")) == (BAD, True)
+
+
+def test_a_rank_that_was_killed_for_memory_is_told_with_its_size_and_no_node_is_blamed() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    fault = events.Fault("out_of_memory", "killed for memory with 61 GiB resident", rank=1, node="n0")
+    here.gang(events.GangFaulted, faults=(events.Fault("process_died", "gone", 1, "n0"), fault))
+    (incident,) = here.job().incidents
+    assert (incident.kind, incident.cause) == ("out_of_memory", Cause.INFRASTRUCTURE)
+    assert "61 GiB" in here.job().reason
+    assert dict(here.state.health) == {}

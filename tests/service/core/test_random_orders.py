@@ -9,19 +9,34 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from service.contracts import events
+from service.contracts.cluster import Fleet
 from service.contracts.job import Phase
-from service.core.commands import Decision, StartGang
+from service.core import accounts, health, liveness
+from service.core.commands import Decision, PauseGang, RaiseStandbys, ReleaseGang, StartGang
 from tests.service.core import world
 from tests.service.core.world import World
 
 NODES = world.fleet(2, 2, 1)
 STEPS = 6
-ANSWERS = ["start", "resume", "step", "step", "finish", "stop", "save", "evaluate", "skip", "rollback"]
+ANSWERS = ["start", "resume", "step", "step", "finish", "pause", "stop", "save", "evaluate", "skip", "rollback"]
+LIMITS = liveness.Limits(settle_s=1.0, cooldown_s=1.0, pausing_s=5.0, infeasible_s=100.0)
 FAULTS = st.lists(
     st.builds(
         events.Fault,
         st.sampled_from(
-            ["process_died", "node_lost", "gang_lost", "peer", "user", "numeric", "drift", "hang", "start_failed"]
+            [
+                "process_died",
+                "out_of_memory",
+                "device",
+                "node_lost",
+                "gang_lost",
+                "peer",
+                "user",
+                "numeric",
+                "drift",
+                "hang",
+                "start_failed",
+            ]
         ),
         st.sampled_from(["one", "two", "three"]),
         rank=st.integers(0, 3),
@@ -40,28 +55,63 @@ class Gang:
     started: bool = False
     step: int | None = None
     stop: bool = False
+    pause: bool = False
 
 
 class Runtime(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = World(limits=LIMITS)
         self.gangs: dict[str, Gang] = {}
+        self.times = 0  # that nodes came back
 
     @initialize()
     def cluster(self) -> None:
         self.act(self.world.observe(NODES))
 
     @precondition(lambda self: len(self.world.state.jobs) < 5)
-    @rule(slots=st.sampled_from([1, 2, 4, 8]), budget=st.sampled_from([1, 100]))
-    def submit(self, slots: int, budget: int) -> None:
+    @rule(
+        slots=st.sampled_from([1, 2, 4, 8]),
+        budget=st.sampled_from([1, 100]),
+        elastic=st.booleans(),
+        spares=st.sampled_from([0, 0, 1]),
+    )
+    def submit(self, slots: int, budget: int, elastic: bool, spares: int) -> None:
         uid = f"j{len(self.world.state.jobs)}"
-        budgets = (("infrastructure", budget), ("user_error", budget))
-        self.act(self.world.submit(uid, world.spec(slots, STEPS, uid, budgets)))
+        budgets = (("infrastructure", budget), ("user_error", budget), ("preemption", budget))
+        self.act(self.world.submit(uid, world.spec(slots, STEPS, uid, budgets, elastic, spares)))
+
+    @precondition(lambda self: self.world.state.jobs)
+    @rule(data=st.data(), slots=st.sampled_from([1, 2, 3, 4]))
+    def rescale(self, data: st.DataObject, slots: int) -> None:
+        self.act(self.world.rescale(slots, data.draw(st.sampled_from(sorted(self.world.state.jobs)))))
+
+    @rule(
+        name=st.sampled_from([node.name for node in NODES.nodes]),
+        action=st.sampled_from(["log", "restart", "restart", "reset", "drain", "reboot"]),
+    )
+    def health(self, name: str, action: str) -> None:
+        self.act(self.world.tell(events.HealthFound(name, action, "Xid", self.world.now, (0,) * (action == "reset"))))
+
+    @rule(name=st.sampled_from([node.name for node in NODES.nodes]))
+    def forgive(self, name: str) -> None:
+        self.act(self.world.tell(events.NodeForgiven(name, self.world.now)))
+
+    @rule(name=st.sampled_from([node.name for node in NODES.nodes]), seconds=st.sampled_from([5.0, 60.0]))
+    def notice(self, name: str, seconds: float) -> None:
+        nodes = self.world.state.fleet.nodes
+        going = self.world.now + seconds
+        told = [dataclasses.replace(node, draining=going) if node.name == name else node for node in nodes]
+        self.act(self.world.observe(Fleet(tuple(told))))
 
     @rule(gone=st.sets(st.sampled_from([node.name for node in NODES.nodes]), max_size=3))
     def fleet_changes(self, gone: set[str]) -> None:
-        self.act(self.world.observe(world.without(NODES, *gone)))
+        """Nodes that come back are other nodes to Ray."""
+        now = {node.name: node for node in self.world.state.fleet.nodes}
+        for name in {node.name for node in NODES.nodes} - set(now) - gone:
+            self.times += 1
+            now[name] = dataclasses.replace(next(n for n in NODES.nodes if n.name == name), id=f"{name}.{self.times}")
+        self.act(self.world.observe(Fleet(tuple(now[name] for name in sorted(now) if name not in gone))))
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 5.0, 61.0, 200.0]))
     def time_passes(self, seconds: float) -> None:
@@ -130,6 +180,8 @@ class Runtime(RuleBasedStateMachine):
             if answer == "rollback":
                 gang.step = self.world.job(gang.uid).checkpoint_step or 0
                 self.tell(events.GangResumed, gang, step=gang.step, manifest=None)
+        elif answer == "pause" and gang.pause and gang.step is not None:
+            self.tell(events.GangPaused, gang, step=gang.step)
         elif answer == "finish" and gang.step == STEPS:
             self.tell(events.GangFinished, gang)
         elif answer == "stop" and gang.stop:
@@ -144,17 +196,28 @@ class Runtime(RuleBasedStateMachine):
             if isinstance(command, StartGang):
                 assert command.uid not in self.gangs
                 self.gangs[command.uid] = Gang(command.uid, command.attempt)
-            else:
+                self._check_nodes(command)
+            elif isinstance(command, PauseGang):
+                self.gangs[command.uid].pause = True
+            elif not isinstance(command, ReleaseGang | RaiseStandbys):
                 self.gangs[command.uid].stop = True
-        held = {uid for uid, job in self.world.state.jobs.items() if job.holds_slots}
+        held = {uid for uid, job in self.world.state.jobs.items() if job.placement}
         assert held == set(self.gangs), "what is held is what the runtime has"
 
+    def _check_nodes(self, command: StartGang) -> None:
+        state, alive = self.world.state, {node.id: node for node in self.world.state.fleet.nodes}
+        for slot in command.placement.slots:
+            assert health.bar(alive[slot.node], state.health, self.world.now) is None, "placed on a barred node"
+            assert slot.index not in state.health.get(slot.name, health.CLEAN).resets, "placed on a device to be reset"
+
     def teardown(self) -> None:
-        """All nodes are back and every command is answered: every job ends."""
+        """All nodes are back and forgiven, and every command is answered: every job ends."""
+        for node in NODES.nodes:
+            self.act(self.world.tell(events.NodeForgiven(node.name, self.world.now)))
         self.act(self.world.observe(NODES))
         for _ in range(40):
             for gang in list(self.gangs.values()):
-                for answer in ["start", "resume", *["step"] * STEPS, "finish", "stop"]:
+                for answer in ["start", "resume", *["step"] * STEPS, "finish", "pause", "stop"]:
                     if self.gangs.get(gang.uid) is gang:
                         self.answer(gang, answer)
             self.act(self.world.tick(30))
@@ -162,6 +225,10 @@ class Runtime(RuleBasedStateMachine):
             assert job.phase.terminal, (job.uid, job.phase, job.reason)
             assert job.ended_at is not None
             assert job.productive_s == job.high_step * world.STEP_S
+            assert job.kept is None
+            booked = accounts.accounts(job, job.ended_at)
+            assert booked.total_s == job.ended_at - job.submitted_at
+            assert min(booked.redone_s, booked.detect_s, *dataclasses.astuple(booked.spent), booked.between_s) >= 0
             if job.phase is Phase.SUCCEEDED:
                 assert job.high_step == STEPS
                 assert all(incident.recover_s is not None for incident in job.incidents)

@@ -160,3 +160,38 @@ def test_the_same_root_at_later_steps_is_progress() -> None:
 )
 def test_a_silent_fault_happened_at_the_last_progress(kind: str, at: float) -> None:
     assert recovery.faulted_at(Fault(kind, ""), progress_at=90.0, at=100.0) == at
+
+
+def test_faults_far_apart_at_one_step_are_no_lack_of_progress_once_steps_lie_between() -> None:
+    job = running(step=5)
+    for at in (100.0, 200.0, 300.0, 400.0):
+        job, verdict = broken(job, [Fault("process_died", "killed by signal 9")], at)
+        assert verdict.restart
+        job = dataclasses.replace(job, incidents=incidents.closed(job.incidents, job.attempt, at + 5))
+
+
+@pytest.mark.parametrize("kind", ["node_lost", "preempted", "gang_lost", "storage"])
+def test_what_passes_is_no_lack_of_progress(kind: str) -> None:
+    job = running(preemption=-1)
+    for at in (100.0, 200.0, 300.0, 400.0):
+        job, verdict = broken(job, [Fault(kind, "gone", node="n0")], at)
+        assert verdict.restart
+
+
+def test_the_state_that_leads_there_is_passed_over_once() -> None:
+    job, verdicts = dataclasses.replace(running(user_error=-1), resumed_step=4), []
+    for at in (100.0, 200.0, 300.0, 400.0):
+        job, verdict = broken(job, [Fault("user", "ValueError: bad")], at)
+        verdicts.append((verdict.restart, verdict.quarantine))
+        job = dataclasses.replace(job, quarantined=job.quarantined or verdict.quarantine)
+    assert verdicts == [(True, False), (True, False), (True, True), (False, False)]
+
+
+def test_budgets_of_user_errors_losses_and_preemptions_are_counted_apart() -> None:
+    job = running(user_error=5, infrastructure=5, preemption=5)
+    for number in range(5):
+        for kind in ("user", "node_lost", "preempted"):
+            job, verdict = broken(job, [Fault(kind, f"{kind} {number}")], 100.0 + number)
+            assert verdict.restart
+    for kind, cause in (("user", USER), ("node_lost", INFRA), ("preempted", Cause.PREEMPTION)):
+        assert f"; {cause} fault 6 within an hour" in recovery.judge(job, [Fault(kind, "six")], 200.0).reason

@@ -10,15 +10,36 @@ from service.contracts import events
 from service.contracts.cluster import Fleet, Node
 from service.contracts.job import JobSpec, Phase
 from service.core import liveness, machine
-from service.core.commands import Command, Decision, Record, StartGang, StopGang
+from service.core.commands import (
+    Command,
+    Decision,
+    InspectGang,
+    PauseGang,
+    RaiseStandbys,
+    Record,
+    ReleaseGang,
+    StartGang,
+    StopGang,
+)
 from service.core.state import Job, State
+from workers.spec import ParallelLayout
 
 STEP_S = 0.5
 
 
 @functools.cache
-def spec(slots: int = 2, steps: int = 10, name: str = "job", budgets: tuple[tuple[str, int], ...] = ()) -> JobSpec:
-    return job_spec(name=name, slots=slots, steps=steps, budgets=dict(budgets))
+def spec(
+    slots: int = 2,
+    steps: int = 10,
+    name: str = "job",
+    budgets: tuple[tuple[str, int], ...] = (),
+    elastic: bool = False,
+    spares: int = 0,
+) -> JobSpec:
+    """`elastic`: from one slot to twice as many as it asks for."""
+    bounds = {"min_slots": 1, "max_slots": 2 * slots} if elastic else None
+    resources = {"device": "cpu", "slots": slots, "elastic": bounds, "spares": spares}
+    return job_spec(name=name, steps=steps, budgets=dict(budgets), resources=resources)
 
 
 def job_spec(slots: int = 2, steps: int = 10, device: str = "cpu", **fields: Any) -> JobSpec:
@@ -55,6 +76,7 @@ class World:
         self.commands: list[Command] = []
         self.records: list[Record] = []
         self.held: dict[str, int] = {}  # attempt of each job whose slots are not free
+        self.keeps: set[str] = set()  # jobs of which something is kept, by what was ordered and answered
         self.ordered: set[tuple[str, int, type]] = set()
         if nodes is not None:
             self.observe(nodes)
@@ -105,6 +127,12 @@ class World:
         """Back to the checkpoint m{step} of attempt 1."""
         return self.tell(events.RestoreRequested(uid, step, 1, f"m{step}", newer, self.now))
 
+    def rescale(self, slots: int, uid: str = "a", layout: ParallelLayout | None = None) -> Decision:
+        return self.tell(events.RescaleRequested(uid, slots, layout, self.now))
+
+    def paused(self, uid: str = "a") -> Decision:
+        return self.gang(events.GangPaused, uid, step=self.job(uid).step)
+
     def stopped(self, uid: str = "a") -> Decision:
         return self.gang(events.GangStopped, uid)
 
@@ -119,12 +147,14 @@ class World:
             self.steps(1, 4, uid)
         if phase is Phase.RECOVERING:
             self.fault(uid=uid)
+        if phase is Phase.RESCALING:
+            self.rescale(self.job(uid).spec.resources.slots // 2, uid)
         if phase in (Phase.FINISHING, Phase.SUCCEEDED):
             self.gang(events.GangFinished, uid)
         if phase in (Phase.CANCELLING, Phase.CANCELLED):
             self.cancel(uid)
         if phase is Phase.FAILED:
-            for _ in range(3):
+            for _ in range(4):
                 self.fault("user", "ValueError: bad", uid)
                 if self.job(uid).phase is Phase.RECOVERING:
                     self.stopped(uid)
@@ -138,18 +168,25 @@ class World:
     def _check(self, before: State, event: events.Event, decision: Decision) -> None:
         if isinstance(event, events.GangStopped | events.GangRefused) and self.held.get(event.uid) == event.attempt:
             del self.held[event.uid]
+            if isinstance(event, events.GangStopped) and self._kept(event.uid, event.attempt):
+                self.keeps.add(event.uid)
         for command in decision.commands:
             self._order(command)
         after = decision.state.jobs
-        slots = Counter((s.node, s.index) for job in after.values() if job.placement for s in job.placement.slots)
+        slots = Counter((slot.node, slot.index) for job in after.values() for slot in job.held)
         assert all(count == 1 for count in slots.values()), "a slot is held twice"
         for uid, job in after.items():
             old = before.jobs.get(uid)
             assert job.attempt >= (old.attempt if old else 0), "attempts only grow"
-            assert job.holds_slots == (uid in self.held), "slots are held exactly while a gang is ordered"
+            gang = job.placement is not None
+            assert gang == (uid in self.held), "a placement is held exactly while a gang is ordered"
+            assert (job.kept is not None) == (uid in self.keeps), "what is kept is what was ordered to be"
+            assert not (gang and job.kept), "an attempt takes over what was kept"
             assert not (job.phase.terminal and job.holds_slots), "a terminal job holds nothing"
-            assert job.stopping <= job.holds_slots
-            assert job.stopping == ((uid, job.attempt, StopGang) in self.ordered and job.holds_slots)
+            assert job.stopping == ((uid, job.attempt, StopGang) in self.ordered and gang)
+            assert (job.pause is not None) == (job.phase is Phase.RESCALING and gang and not job.stopping)
+            if gang and job.layout is not None:
+                _check_layout(job)
             assert _reachable(old.phase if old else None, job.phase), f"{old and old.phase} -> {job.phase}"
             if old is None or old.phase is not job.phase:
                 assert any(record.reason == job.reason and record.uid == uid for record in decision.records)
@@ -157,16 +194,40 @@ class World:
             assert not any(_said(record, self.records) for record in decision.records), "a tick repeats itself"
 
     def _order(self, command: Command) -> None:
+        if isinstance(command, ReleaseGang):
+            self.keeps.remove(command.uid)
+            return
         key = (command.uid, command.attempt)
+        if isinstance(command, RaiseStandbys | InspectGang):
+            assert self.held[command.uid] == command.attempt
+            return
         assert (*key, type(command)) not in self.ordered, "ordered once"
         self.ordered.add((*key, type(command)))
         if isinstance(command, StartGang):
+            self.keeps.discard(command.uid)
             assert command.uid not in self.held, "at most one live attempt"
             assert len(command.placement.slots) == command.layout.world
             self.held[command.uid] = command.attempt
         else:
+            assert isinstance(command, StopGang | PauseGang)
             assert (*key, StartGang) in self.ordered, "nothing is stopped before it is started"
             assert self.held[command.uid] == command.attempt
+
+    def _kept(self, uid: str, attempt: int) -> bool:
+        stops = (one for one in self.commands if isinstance(one, StopGang))
+        return next(one.keep for one in stops if (one.uid, one.attempt) == (uid, attempt))
+
+
+def _check_layout(job: Job) -> None:
+    """Ranks of a tp group stand on one node, and every sample of the batch is some rank's."""
+    groups: dict[tuple[int, int], set[str]] = {}
+    for rank, slot in enumerate(job.placement.slots):
+        pp, dp, _ = job.layout.coordinates(rank)
+        groups.setdefault((pp, dp), set()).add(slot.node)
+    assert len(job.placement.slots) == job.layout.world
+    assert all(len(nodes) == 1 for nodes in groups.values()), "a tp group is broken"
+    batch = job.spec.train.global_batch
+    assert sum(job.layout.micro_batches(batch)) * job.layout.micro_batch == batch, "the global batch has changed"
 
 
 def _said(record: Record, records: list[Record]) -> bool:
@@ -178,4 +239,4 @@ def _reachable(old: Phase | None, new: Phase) -> bool:
     """By one edge, or by one and a scheduling pass."""
     edges = machine.edges()
     via = {target for source, target in edges if source == old} | {old}
-    return new in via or any((middle, new) in edges for middle in via if new is Phase.PLACING)
+    return new in via or any((middle, new) in edges for middle in via if new in (Phase.PLACING, Phase.RESCALING))

@@ -207,3 +207,15 @@ def test_documents_may_be_read_only_and_hold_what_json_lacks(store: Store, epoch
     data = MappingProxyType({"loss": float("inf"), "ranks": (1, 2), "inner": MappingProxyType({"x": float("nan")})})
     store.commit(epoch, Changes(events=[("a", 1.0, "X", "", data)]))
     assert store.events("a", after=1)[0].data == {"loss": None, "ranks": [1, 2], "inner": {"x": None}}
+
+
+def test_what_is_held_against_nodes_is_replaced_only_when_given(store: Store, epoch: int) -> None:
+    struck, excluded = {"strikes": [{"at": 1.0, "kind": "hang"}]}, {"excluded": "Xid 79"}
+    for health, kept in [
+        ({"n1": struck, "n0": excluded}, {"n0": excluded, "n1": struck}),
+        (None, {"n0": excluded, "n1": struck}),
+        ({"n1": excluded}, {"n1": excluded}),
+        ({}, {}),
+    ]:
+        store.commit(epoch, Changes(health=health))
+        assert store.health() == kept
