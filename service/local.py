@@ -31,6 +31,8 @@ READY_S = 60.0
 OBJECT_STORE_BYTES = 80_000_000
 HEALTH = {"initial_delay_ms": "1000", "period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
 """A node's death is known in about 3 s instead of 15."""
+LIMITS = "settle_s=5,cooldown_s=2"
+"""A node that comes back is used again in seconds: nothing is wrong with a simulated one."""
 
 
 class LocalFleet:
@@ -91,6 +93,7 @@ class LocalFleet:
             **{f"RAY_health_check_{name}": value for name, value in HEALTH.items()},
             "PHALANX_HOME": str(self.home),
             "PHALANX_SCRATCH": str(Path(self.temp) / "scratch"),
+            "PHALANX_LIMITS": os.environ.get("PHALANX_LIMITS", LIMITS),
             "PHALANX_KERNEL_LOG": str(Path(self.temp) / "{node}.kmsg"),
             "PHALANX_SNAPSHOTS": roster.memory(self.temp),
             "GLOO_SOCKET_IFNAME": "lo",

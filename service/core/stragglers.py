@@ -23,15 +23,15 @@ class Straggler:
 def find(beats: Mapping[int, Sequence[float]], nodes: Mapping[int, str]) -> list[Straggler]:
     """`beats`: newest seconds of each rank; a rank with fewer than BEATS of them is not judged, nor judges.
 
-    What is usual is the lower median of all ranks: up to half of them may be slow.
+    Of each rank its median counts, since any beat may be cut short by something else. What is usual is the lower median of all ranks: up to half of them may be slow.
     """
-    means = {rank: statistics.fmean(list(own)[-BEATS:]) for rank, own in beats.items() if len(own) >= BEATS}
-    if not means:
+    usually = {rank: statistics.median(list(own)[-BEATS:]) for rank, own in beats.items() if len(own) >= BEATS}
+    if not usually:
         return []
-    usual = statistics.median_low(means.values())
+    usual = statistics.median_low(usually.values())
     slow: dict[str, list[tuple[float, int]]] = {}
-    for rank, mean in means.items():
-        if mean >= SLOWER * usual:
-            slow.setdefault(nodes[rank], []).append((mean / usual, rank))
+    for rank, own_s in usually.items():
+        if own_s >= SLOWER * usual:
+            slow.setdefault(nodes[rank], []).append((own_s / usual, rank))
     found = [Straggler(node, max(ranks)[1], len(ranks), max(ranks)[0]) for node, ranks in slow.items()]
     return sorted(found, key=lambda one: -one.factor)

@@ -124,6 +124,11 @@ class Reach(LocalStorage):
             return super().read(path, start, end)
         return self.elsewhere.read(path, start, end)
 
+    def read_into(self, path: str, start: int, out: memoryview) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return super().read_into(path, start, out)
+        return self.elsewhere.read_into(path, start, out)
+
     def size(self, path: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             return super().size(path)

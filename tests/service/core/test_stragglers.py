@@ -36,7 +36,7 @@ def test_on_a_single_node_ranks_are_compared_with_each_other() -> None:
     assert stragglers.find(beats(1.0, 1.0, 1.0, 2.0), alone) == [Straggler("n0", 3, 1, 2.0)]
 
 
-def test_one_pause_makes_no_straggler() -> None:
+def test_some_pauses_make_no_straggler() -> None:
     given = beats(1.0, 1.0, 1.0, 1.0)
-    given[3][-1] = 1.0 + BEATS * (SLOWER - 1) - 0.1
+    given[3][: BEATS // 2 - 1] = [100.0] * (BEATS // 2 - 1)
     assert stragglers.find(given, NODES) == []
