@@ -15,6 +15,7 @@ from tests.e2e.world import World
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
     before = dict(os.environ)
+    os.environ["PHALANX_LIMITS"] = "settle_s=3,cooldown_s=1,step_s=15"
     local = LocalFleet(tmp_path_factory.mktemp("home"), api_port=0)
     local.start()
     yield local

@@ -24,7 +24,7 @@ JOB: dict[str, Any] = {
     "data": {},
     "train": {"steps": 32, "global_batch": 8, "learning_rate": 1e-2, "precision": "fp32", "seed": 3},
     "parallel": {"dp": 2, "pp": 2, "tp": 2},
-    "resources": {"device": "cpu", "slots": 8},
+    "resources": {"device": "cpu", "slots": 8, "standbys": False},  # processes that start take cores from steps
     "checkpoint": {"every_steps": 8},
 }
 
