@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from api import access, auth, bodies, errors
 from api.door import Door
-from api.routes import checkpoints, figures, fleet, health, jobs, plan, streams
+from api.routes import checkpoints, figures, fleet, health, jobs, plan, rescale, streams
 from service.store.jobs import Store
 
 log = logging.getLogger("phalanx.api")
@@ -33,7 +33,7 @@ def create_app(
     )
     app.state.door = Door(store, storage_root, tuple(allowed_roots), tuple(models))
     errors.install(app)
-    for routes in (health, jobs, streams, figures, checkpoints, fleet, plan):
+    for routes in (health, jobs, rescale, streams, figures, checkpoints, fleet, plan):
         app.include_router(routes.router)
     app.add_middleware(bodies.Bounded)  # added last is asked first
     app.add_middleware(auth.Bearer, token=token)

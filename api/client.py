@@ -31,6 +31,7 @@ from api.views import (
     Nodes,
     NodeView,
     PlanView,
+    Rescaled,
     StepView,
 )
 from service.contracts import errors
@@ -97,6 +98,13 @@ class Client:
 
     def cancel(self, uid: str) -> JobView:
         return self._post(JobView, f"{_path(uid)}:cancel")
+
+    def rescale(
+        self, uid: str, slots: int, parallel: Mapping[str, Any] | None = None, dry_run: bool = False
+    ) -> Rescaled:
+        """Have the job run on so many slots; `dry_run` only tells what that would come to now."""
+        query = {"dry_run": "true"} if dry_run else {}
+        return self._post(Rescaled, f"{_path(uid)}:rescale", query, {"slots": slots, **_given(parallel=parallel)})
 
     def wait(self, uid: str, timeout_s: float | None = None) -> JobView:
         """The job once it is over. An API that is away is waited for; ClusterError after the timeout."""

@@ -103,6 +103,17 @@ class ManifestView(View):
     optimizer: dict[str, Any]
 
 
+class Rescaled(View):
+    """What a wish for another size comes to as the fleet is now."""
+
+    uid: str
+    slots: int
+    layout: ParallelLayout | None  # None: there is no room now; the job goes on as it is until there is
+    possible: bool
+    reason: str
+    asked: bool  # False: it was a dry run
+
+
 class Asked(View):
     """Something is done about a checkpoint. The answer is an event of the job, after the event `after`."""
 

@@ -106,6 +106,20 @@ def cancel(context: typer.Context, uid: Uid) -> None:
 
 
 @app.command()
+def rescale(
+    context: typer.Context,
+    uid: Uid,
+    slots: Annotated[int, typer.Option(help="ranks from now on", min=1)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what it would come to, and change nothing")] = False,
+) -> None:
+    """Give a job that is under way another size: it pauses after a step and goes on."""
+    told = connection.client(context).rescale(uid, slots, dry_run=dry_run)
+    typer.echo(told.reason if told.possible else f"not now: {told.reason}")
+    if told.asked:
+        typer.echo(f"{uid} is asked to run on {slots} slots")
+
+
+@app.command()
 def nodes(context: typer.Context) -> None:
     """List the nodes of the fleet."""
     show.console().print(tables.nodes(connection.client(context).nodes(), time.time()))
