@@ -155,7 +155,7 @@ class NodeAgent:
         """Somebody is to stand by on each of these slots, warm. Does not wait for that."""
         self._obey(epoch)
         for slot, standby in wanted.items():
-            self._come(slot).warm.remote(*standby)
+            self._come(slot, aside=True).warm.remote(*standby)
 
     def host_store(self, epoch: int, address: str) -> tuple[str, int]:
         """Open the rendezvous store on this node, outside the ranks. (IP literal, port)."""
@@ -251,8 +251,8 @@ class NodeAgent:
 
     # Passing it on
 
-    def _come(self, slot: int) -> Any:
-        """Who stands by on this slot, or is on its way there."""
+    def _come(self, slot: int, aside: bool = False) -> Any:
+        """Who stands by on this slot, or is on its way there: `aside`, where others are at work meanwhile."""
         if (member := self.crew.standby(slot)) is not None:
             return member.actor
         with self.lock:
@@ -262,7 +262,7 @@ class NodeAgent:
                     name=f"{self.job}/{self.node}/{slot}/{self.turn.attempt}.{next(self.serials)}",
                     namespace=self.namespace, lifetime="detached",
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-                ).remote(slot, ray.get_runtime_context().current_actor)  # fmt: skip
+                ).remote(slot, ray.get_runtime_context().current_actor, aside)  # fmt: skip
             return self.born[slot]
 
     def _found(self, event: HealthFound) -> None:

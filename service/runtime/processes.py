@@ -8,10 +8,12 @@ import select
 import signal
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
 KILL_S = 10.0
+CAP_SYS_NICE = 1 << 23
 
 
 class Watch:
@@ -72,6 +74,19 @@ def _alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def give_way(nice: int) -> bool:
+    """Let others have the cores first, all threads of this process; 0: no more. False, and nothing is changed, where
+    the way back would not be allowed."""
+    if not int(Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0], 16) & CAP_SYS_NICE:
+        return False
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+    with contextlib.suppress(OSError):  # sessions are weighed against each other only where the kernel does so
+        Path("/proc/self/autogroup").write_text(str(nice))
+    return True
 
 
 def interface_of(address: str) -> str | None:

@@ -41,12 +41,17 @@ from workers.reports import (
 )
 from workers.spec import Assignment, RunSpec
 
+ASIDE = 5  # niceness of who stands by
+
 
 class Rank:
     """Known to its node's agent from birth, so that it can be ended; `assign` sets it to work, once."""
 
-    def __init__(self, slot: int, agent: Any) -> None:
+    def __init__(self, slot: int, agent: Any, aside: bool) -> None:
+        """`aside`: others are at work, and come first until it is assigned."""
         self.agent, self.step = agent, 0
+        if aside:
+            processes.give_way(ASIDE)
         self.warmed: tuple[RunSpec, int] | None = None  # for which rank of which run
         self.pausing = threading.Event()
         self.work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -78,7 +83,9 @@ class Rank:
         """Train: output goes to files under `logs`, reports to the agent; `kept` outlives attempts on this node."""
         from workers.parallel import compiled
 
+        processes.give_way(0)
         if devices is not None:
+            os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
         interface = processes.interface_of(ray.util.get_node_ip_address())
         for name, value in compiled.environment(Path(kept), assignment.timeout_s, interface).items():

@@ -140,3 +140,18 @@ def test_nothing_to_end() -> None:
 def test_the_interface_of_an_address() -> None:
     assert processes.interface_of("127.0.0.1") == "lo"
     assert processes.interface_of("192.0.2.1") is None  # of documentation: no machine has it
+
+
+GIVING_WAY = """
+import os, sys, threading, time
+from service.runtime import processes
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+for nice in (5, 0):
+    done = processes.give_way(nice)
+    print(done, *{os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir("/proc/self/task")}, flush=True)
+"""
+
+
+def test_a_process_gives_way_with_all_its_threads_and_comes_back() -> None:
+    run = subprocess.run([sys.executable, "-c", GIVING_WAY], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() in (["True 5", "True 0"], ["False 0", "False 0"])
