@@ -23,7 +23,8 @@ class Straggler:
 def find(beats: Mapping[int, Sequence[float]], nodes: Mapping[int, str]) -> list[Straggler]:
     """`beats`: newest seconds of each rank; a rank with fewer than BEATS of them is not judged, nor judges.
 
-    Of each rank its median counts, since any beat may be cut short by something else. What is usual is the lower median of all ranks: up to half of them may be slow.
+    Of each rank its median counts, since any beat may be cut short by something else. What is usual is the lower median
+    of all ranks: up to half of them may be slow.
     """
     usually = {rank: statistics.median(list(own)[-BEATS:]) for rank, own in beats.items() if len(own) >= BEATS}
     if not usually:
