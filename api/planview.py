@@ -7,28 +7,31 @@ from service.contracts.cluster import Fleet
 from service.contracts.errors import PlacementRefused, UserError
 from service.contracts.job import JobSpec
 from service.core import placement
-from service.core.plan import kinds, ranking, rankmap, reasons, search, shape, snapshot
+from service.core.plan import calibration, kinds, ranking, rankmap, reasons, search, shape, snapshot
 from service.core.plan import layout as layouts
-from service.core.plan.kinds import Kind
+from service.core.plan.kinds import Figures, Kind
 from service.core.plan.ranking import Plan
 from service.core.plan.search import Choice
 from service.core.state import Placement
 from workers.checkpoint import memory
+from workers.timings import Probe
 
 MEMORY = ("weights", "gradients", "optimizer", "activations", "logits", "overhead", "total")
 
 
-def made(spec: JobSpec, fleet: Fleet, tokens: float | None = None) -> PlanView:
-    """UserError where the job never fits this fleet. `tokens`: what days and GPU-hours are for; default the job's."""
+def made(spec: JobSpec, fleet: Fleet, tokens: float | None = None, probe: Probe | None = None) -> PlanView:
+    """UserError where the job never fits this fleet, or has nothing to do with what was probed. `tokens`: what days and
+    GPU-hours are for; default the job's."""
     if not fleet.nodes:
         raise UserError(
             "no fleet is known: no node was seen", hint="describe one: fleet, or --fleet FILE", field="fleet"
         )
-    search.check_fits(spec, fleet)
-    choice = search.chosen(spec, fleet)
+    figures = _probed(spec, fleet, probe) if probe else kinds.known
+    search.check_fits(spec, fleet, figures)
+    choice = search.chosen(spec, fleet, figures=figures)
     device = spec.resources.device
     placed = placement.place(choice.layout, choice.fleet, frozenset(), spec.placement, device, choice.speeds)
-    kind = _kind(spec, fleet, placed)
+    kind = _kind(spec, fleet, placed, figures)
     plan = choice.plans[0] if choice.plans else _estimated(spec, choice, kind)
     own = spec.train.steps * spec.train.global_batch * spec.model.seq_len
     return PlanView(
@@ -39,16 +42,29 @@ def made(spec: JobSpec, fleet: Fleet, tokens: float | None = None) -> PlanView:
         chosen=spec.parallel == "auto",
         reason=choice.reason,
         estimate=_estimate(spec, plan, kind, tokens or own) if plan and kind else None,
-        others=_others(spec, choice, plan, kind) if plan and kind else (),
+        others=_others(spec, choice, plan, kind, figures) if plan and kind else (),
         map=tuple(map(_line, rankmap.lines(choice.layout, placed, fleet))),
     )
 
 
-def _kind(spec: JobSpec, fleet: Fleet, placed: Placement) -> Kind | None:
+def _probed(spec: JobSpec, fleet: Fleet, probe: Probe) -> Figures:
+    own, device = calibration.gpu(probe, spec.train.precision), spec.resources.device
+    figures = calibration.figures(own)
+    if all(kind.gpu is not own for kind in kinds.of(fleet, device, figures)):
+        there = sorted({node.accelerator or node.device for node in fleet.nodes if node.device == device})
+        raise UserError(
+            f"the probe is of a {probe.device}; the fleet's {device} slots are {' and '.join(there) or 'none'}",
+            hint="plan with a probe of the same kind, or without one",
+            field="probe.device",
+        )
+    return figures
+
+
+def _kind(spec: JobSpec, fleet: Fleet, placed: Placement, figures: Figures) -> Kind | None:
     """That the ranks stand on; of several the one with the least memory. None where no figures are known of one."""
     used = set(placed.nodes)
     names = {node.accelerator for node in fleet.nodes if node.id in used}
-    known = [kind for kind in kinds.of(fleet, spec.resources.device) if kind.name in names]
+    known = [kind for kind in kinds.of(fleet, spec.resources.device, figures) if kind.name in names]
     return min(known, key=lambda kind: kind.gpu.memory) if len(known) == len(names) else None
 
 
@@ -96,8 +112,8 @@ def _snapshot(spec: JobSpec, plan: Plan, kind: Kind) -> SnapshotView:
     )
 
 
-def _others(spec: JobSpec, choice: Choice, plan: Plan, kind: Kind) -> tuple[AlternativeView, ...]:
-    others = choice.plans[1:] if spec.parallel == "auto" else _instead(spec, kind)
+def _others(spec: JobSpec, choice: Choice, plan: Plan, kind: Kind, figures: Figures) -> tuple[AlternativeView, ...]:
+    others = choice.plans[1:] if spec.parallel == "auto" else _instead(spec, kind, figures)
     return tuple(
         AlternativeView(
             layout=other.layout,
@@ -112,10 +128,10 @@ def _others(spec: JobSpec, choice: Choice, plan: Plan, kind: Kind) -> tuple[Alte
     )
 
 
-def _instead(spec: JobSpec, kind: Kind) -> tuple[Plan, ...]:
+def _instead(spec: JobSpec, kind: Kind, figures: Figures) -> tuple[Plan, ...]:
     """What would have been chosen on the same devices."""
     try:
-        return search.chosen(spec.model_copy(update={"parallel": "auto"}), kind.fleet).plans
+        return search.chosen(spec.model_copy(update={"parallel": "auto"}), kind.fleet, figures=figures).plans
     except PlacementRefused:
         return ()
 

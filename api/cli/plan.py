@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,15 +12,17 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from api import planview
-from api.cli import connection, evaluate, jobfile, show
+from api.cli import calibrate, claims, connection, evaluate, jobfile, show
+from api.client import Client
 from api.views import EstimateView, PlanView, RankMemory
 from service.contracts import errors
+from service.contracts.cluster import Fleet, Node
 from service.contracts.job import parse_job
 from service.core.plan import fleetfile
 
 
 class Planning(TyperGroup):
-    """`phalanx plan FILE` without a word in between; `phalanx plan evaluate` beside it."""
+    """`phalanx plan FILE` without a word in between; `phalanx plan evaluate` and others beside it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, "--help"):
@@ -29,6 +32,8 @@ class Planning(TyperGroup):
 
 app = typer.Typer(cls=Planning, no_args_is_help=True, help="Tell what a job would be, and how well that is known.")
 app.command("evaluate")(evaluate.evaluate)
+app.command("calibrate")(calibrate.calibrate)
+app.command("claims")(claims.claims)
 
 GB = 1e9
 WIDTH = 50  # of a bar that is full
@@ -49,18 +54,28 @@ def plan(
     tokens: Annotated[
         str | None, typer.Option(help="days and GPU-hours to so many, as 1e12; default the job's")
     ] = None,
+    probe: Annotated[
+        Path | None, typer.Option(help="of `calibrate`: its figures for the devices that it was made on")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, and nothing else")] = False,
 ) -> None:
     """Tell which layout a job would get and why, whether it fits, and how fast it would be. Nothing is started."""
     job, count = jobfile.read(file), _count(tokens)
-    if fleet is None:
+    probed = calibrate.read(probe) if probe else None
+    if fleet is None and probed is None:
         found = connection.client(context).plan(job, tokens=count)
     else:
-        found = planview.made(parse_job(job), fleetfile.parse(jobfile.read(fleet)).fleet(), count)
+        nodes = fleetfile.parse(jobfile.read(fleet)).fleet() if fleet else _seen(connection.client(context))
+        found = planview.made(parse_job(job), nodes, count, probed)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
     else:
         shown(show.console(), found)
+
+
+def _seen(client: Client) -> Fleet:
+    kept = {field.name for field in dataclasses.fields(Node)}
+    return Fleet(tuple(Node(**node.model_dump(include=kept)) for node in client.nodes()))
 
 
 def _count(text: str | None) -> float | None:

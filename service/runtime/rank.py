@@ -41,7 +41,7 @@ from workers.reports import (
 )
 from workers.spec import Assignment, RunSpec
 
-ASIDE = 5  # niceness of who stands by
+ASIDE = 2  # niceness of who stands by
 
 
 class Rank:

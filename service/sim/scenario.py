@@ -9,6 +9,7 @@ from service.contracts.cluster import Fleet
 from service.contracts.errors import UserError
 from service.contracts.job import JobSpec
 from service.core.plan import search
+from service.core.plan.search import Choice
 from service.sim import clock, faults, pace, trace
 from service.sim.elastic import Elastic
 from service.sim.faults import Failure
@@ -42,9 +43,10 @@ def made(asked: Asked) -> Scenario:
     """UserError where the job never fits the fleet, or something can't be known."""
     nodes, span = asked.fleet.made(), round(asked.days * clock.DAY)
     search.check_fits(asked.job, Fleet(nodes))
-    layout, _ = search.choose(asked.job, Fleet(nodes))
+    choice = search.chosen(asked.job, Fleet(nodes))
+    layout = choice.layout
     spec = asked.job.model_copy(update={"parallel": layout})
-    step_s = asked.step_s or pace.estimated_s(spec, layout.world, asked.fleet.gpu)
+    step_s = asked.step_s or _estimated_s(spec, choice, asked.fleet.gpu)
     if step_s < 1e-4:
         raise UserError(f"a step of {step_s:g} s is too short", hint="give the time of a step with --step-s")
     paced = pace.made(spec, layout, step_s)
@@ -61,6 +63,11 @@ def made(asked: Asked) -> Scenario:
         checkpoint=Stall(spec.checkpoint.every_steps, 0 if snapshot.every else clock.us(_copy_s(asked, spec))),
         elastic=Elastic(spec, paced, asked.min_slots or layout.world // 2) if asked.elastic else None,
     )
+
+
+def _estimated_s(spec: JobSpec, choice: Choice, gpu: str) -> float:
+    """The plan's, where the layout was planned by the cost model."""
+    return choice.plans[0].estimate.step_s if choice.plans else pace.estimated_s(spec, choice.layout.world, gpu)
 
 
 def failures(source: str, fleet: FleetSpec, span: int, seed: int) -> list[Failure]:

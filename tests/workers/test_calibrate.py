@@ -18,7 +18,7 @@ from workers.timings import Probe
 
 pytestmark = pytest.mark.torch
 
-SMALL = dataclasses.replace(calibrate.CPU, tokens=(4, 64), round_s=1e-4, elements=2**16, copied=(4096,))
+SMALL = dataclasses.replace(calibrate.CPU, tokens=(4, 64), round_s=1e-4, slow_s=60.0, elements=2**16, copied=(4096,))
 MODEL = ModelSpec(layers=1, hidden=32, heads=4, kv_heads=2, ffn_hidden=48, seq_len=64)
 
 

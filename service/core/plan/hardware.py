@@ -1,4 +1,5 @@
-"""GPUs as the cost model sees them: what data sheets say, a source a number. No efficiency: that is the stack's.
+"""GPUs as the cost model sees them: what data sheets say, a source a number. No efficiency: that is the stack's, or
+what a probe of a real machine reached.
 
 Bandwidths are of one direction and in bytes a second, memory in bytes (10^9 a GB, as vendors count). The link to the
 host is PCIe 3, 4 or 5 of 16 lanes, or NVLink-C2C at about what a copy reaches.
@@ -10,6 +11,21 @@ import dataclasses
 import re
 
 GB = 1e9
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reached:
+    """What a machine was measured to reach, over what the cost model says of its device: 0.9 is a tenth slower. Of
+    products and attention in one precision."""
+
+    products: float = 1.0
+    attention: float = 1.0
+    memory: float = 1.0
+    nvlink: float = 1.0
+    latency: float = 1.0  # seconds that a collective takes to start, over those estimated
+
+
+TABLE = Reached()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,6 +46,7 @@ class Gpu:
     domain: int  # GPUs of an NVLink domain
     multiprocessors: int
     source: str
+    reached: Reached = TABLE
 
 
 def _gpu(

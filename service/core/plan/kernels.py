@@ -69,8 +69,14 @@ def device(gpu: Gpu, stack: Stack, precision: str = "bf16") -> Device:
         peak, share = gpu.peak_fp8, share * FP8_SHARE
     elif precision in ("fp32", "float64"):
         peak = gpu.vector / (4 if precision == "fp32" else 8)
-    flash = gpu.peak * stack.rate("flash", gpu.family)
-    return Device(gpu, stack, peak * share, flash, gpu.bandwidth * stack.rates.memory)
+    reached = gpu.reached
+    return Device(
+        gpu,
+        stack,
+        peak=peak * share * reached.products,
+        flash=gpu.peak * stack.rate("flash", gpu.family) * reached.attention,
+        bandwidth=gpu.bandwidth * stack.rates.memory * reached.memory,
+    )
 
 
 FP8_SHARE = 0.75

@@ -1,4 +1,4 @@
-"""The kinds of GPU of a fleet whose figures are known, each with its nodes and as a cluster of the cost model.
+"""The kinds of device of a fleet whose figures are known, each with its nodes and as a cluster of the cost model.
 
 Where nodes, domains or racks of a kind differ in size, the size that most of its slots are in stands for all.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 
 from service.contracts.cluster import Fleet, Node
 from service.contracts.job import PlacementPolicy
@@ -15,12 +15,25 @@ from service.core.plan import hardware
 from service.core.plan.cluster import Cluster
 from service.core.plan.hardware import Gpu
 
+Figures = Callable[[str], Gpu | None]
+"""Of a device by its name; None where none are known."""
+
+
+def known(name: str) -> Gpu | None:
+    """The hardware table, without the CPU: a slot's figures there are an order of magnitude."""
+    gpu = hardware.find(name)
+    return None if gpu is None or gpu.family == "cpu" else gpu
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
     name: str  # as the nodes call it
     gpu: Gpu
     fleet: Fleet  # its nodes
+
+    @property
+    def device(self) -> str:
+        return self.fleet.nodes[0].device
 
     def free(self, taken: Set[tuple[str, int]]) -> int:
         own = {node.id for node in self.fleet.nodes}
@@ -35,16 +48,14 @@ class Kind:
         return Cluster(self.gpu, slots, gpus_per_node=node, domain=domain, rack=rack)
 
 
-def of(fleet: Fleet, device: str) -> tuple[Kind, ...]:
-    """In the order of the fleet. None of a fleet without GPUs, and none of GPUs that no figures are known of."""
-    if device != "gpu":
-        return ()
+def of(fleet: Fleet, device: str, figures: Figures = known) -> tuple[Kind, ...]:
+    """In the order of the fleet. None of devices that no figures are known of: of CPUs a probe has some."""
     nodes: dict[str, list[Node]] = defaultdict(list)
     for node in fleet.nodes:
         if node.device == device and node.slots:
             nodes[node.accelerator].append(node)
-    found = ((name, hardware.find(name), Fleet(tuple(own))) for name, own in nodes.items())
-    return tuple(Kind(name, gpu, own) for name, gpu, own in found if gpu is not None and gpu.family != "cpu")
+    found = ((name, figures(name if device == "gpu" else device), Fleet(tuple(own))) for name, own in nodes.items())
+    return tuple(Kind(name, gpu, own) for name, gpu, own in found if gpu is not None)
 
 
 def _sizes(members: Iterable[tuple[str, Node]]) -> Iterable[int]:

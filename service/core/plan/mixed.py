@@ -94,7 +94,7 @@ def _kinds(
     names = {node.id: kind.name for kind in kinds for node in kind.fleet.nodes}
     fleet = Fleet(tuple(node for kind in kinds for node in kind.fleet.nodes))
     try:
-        placed = placement.place(layout, fleet, frozenset(), policy, "gpu", speeds)
+        placed = placement.place(layout, fleet, frozenset(), policy, kinds[0].device, speeds)
     except PlacementRefused:
         return None
     return tuple(names[placed.slots[dp * layout.tp].node] for dp in range(layout.dp))

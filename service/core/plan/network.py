@@ -39,11 +39,10 @@ class Bus:
 
 def bus(cluster: Cluster, stack: Stack, size: int, stride: int) -> Bus:
     """Of a group of `size` ranks `stride` apart."""
-    rates = stack.rates
     local = max(1, min(size, cluster.domain // stride))  # members of the group in one NVLink domain
-    nvlink = cluster.gpu.nvlink * rates.nvlink
+    nvlink = _nvlink(cluster, stack)
     if size == 1 or cluster.in_domain(size, stride):
-        return Bus(size, nvlink, START_S + NVLINK_HOP_S * (size - 1))
+        return Bus(size, nvlink, (START_S + NVLINK_HOP_S * (size - 1)) * cluster.gpu.reached.latency)
     nic = _nic(cluster, stack, size, stride)
     domains = math.ceil(size / local)
     hops = min(domains, 4 * math.log2(domains))
@@ -54,7 +53,7 @@ def bus(cluster: Cluster, stack: Stack, size: int, stride: int) -> Bus:
 def send_s(cluster: Cluster, stack: Stack, bytes_: float, stride: int) -> float:
     """From a rank to the one `stride` further."""
     if 2 * stride <= cluster.domain:
-        return bytes_ / (cluster.gpu.nvlink * stack.rates.nvlink) + START_S
+        return bytes_ / _nvlink(cluster, stack) + START_S * cluster.gpu.reached.latency
     return bytes_ / _nic(cluster, stack, 2, stride) + NIC_HOP_S
 
 
@@ -62,13 +61,17 @@ def all_to_all_s(cluster: Cluster, stack: Stack, bytes_: float, size: int, strid
     """Each rank sends `bytes_`, spread over the group, itself included."""
     if size == 1:
         return 0.0
-    nvlink = cluster.gpu.nvlink * stack.rates.nvlink
+    nvlink = _nvlink(cluster, stack)
     local = max(1, min(size, cluster.domain // stride))
     inside = bytes_ * (local - 1) / size / nvlink + START_S
     if local == size:
         return inside
     outside = bytes_ * (size - local) / size / _nic(cluster, stack, size, stride) + NIC_HOP_S
     return max(inside, outside)
+
+
+def _nvlink(cluster: Cluster, stack: Stack) -> float:
+    return cluster.gpu.nvlink * stack.rates.nvlink * cluster.gpu.reached.nvlink
 
 
 def _nic(cluster: Cluster, stack: Stack, size: int, stride: int) -> float:

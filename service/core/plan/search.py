@@ -1,9 +1,9 @@
 """The layout of `parallel: auto`, and whether a job can ever run on a fleet.
 
-On GPUs that the hardware table knows it is the fastest one by the cost model that fits their memory and can be placed
-when the fleet is empty. Elsewhere neither memory nor step time is predicted: it is then the layout with the fewest
-model-parallel ranks that uses all slots of the job; a job whose model needs more memory than that leaves to a rank
-must name its own layout.
+On devices that figures are known of, GPUs of the hardware table or what was probed, it is the fastest one by the cost
+model that fits their memory and can be placed when the fleet is empty. Elsewhere neither memory nor step time is
+predicted: it is then the layout with the fewest model-parallel ranks that uses all slots of the job; a job whose model
+needs more memory than that leaves to a rank must name its own layout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.contracts.errors import PlacementRefused, UserError
 from service.contracts.job import JobSpec, PlacementPolicy
 from service.core import placement
 from service.core.plan import kinds, mixed, ranking, reasons
-from service.core.plan.kinds import Kind
+from service.core.plan.kinds import Figures, Kind
 from service.core.plan.ranking import Plan
 from workers.models.spec import ModelSpec
 from workers.spec import ParallelLayout, TrainSpec, layouts
@@ -43,22 +43,24 @@ class Choice:
     speeds: Mapping[str, float] | None = None
 
 
-def choose(spec: JobSpec, fleet: Fleet) -> tuple[ParallelLayout, str]:
+def choose(spec: JobSpec, fleet: Fleet, figures: Figures = kinds.known) -> tuple[ParallelLayout, str]:
     """The layout and the sentence that says why. PlacementRefused when none fits even the empty fleet.
 
     For those who place it without the speeds of `chosen`: which replica stands on which kind is then not known.
     """
-    choice = chosen(spec, fleet)
+    choice = chosen(spec, fleet, figures=figures)
     layout = choice.layout.model_copy(update={"replica_weights": None}) if choice.speeds else choice.layout
     return layout, choice.reason
 
 
-def chosen(spec: JobSpec, fleet: Fleet, taken: Set[tuple[str, int]] = frozenset()) -> Choice:
+def chosen(
+    spec: JobSpec, fleet: Fleet, taken: Set[tuple[str, int]] = frozenset(), figures: Figures = kinds.known
+) -> Choice:
     """As `choose`. Of kinds of GPU those that have room beside what is `taken` come first."""
     if isinstance(spec.parallel, ParallelLayout):
         return Choice(spec.parallel, f"{spec.parallel} as the job asks", fleet)
     slots = spec.resources.slots
-    known = kinds.of(fleet, spec.resources.device)
+    known = kinds.of(fleet, spec.resources.device, figures)
     alone = [kind for kind in known if kind.fleet.slots >= slots]
     if not alone:
         return _together(spec, fleet, known)
@@ -92,9 +94,9 @@ def _by_cost(
     plans = ranking.every(model, train, kind.cluster(slots, policy))
     if not plans:
         return _lacking(model, train, policy, slots, kind, kind.fleet.slots)
-    placed = tuple(itertools.islice(placeable(plans, kind.fleet, policy), SHOWN))
+    placed = tuple(itertools.islice(placeable(plans, kind, policy), SHOWN))
     if not placed:
-        return PlacementRefused(_refused(plans[0].layout, kind.fleet, policy, "gpu") or "")
+        return PlacementRefused(_refused(plans[0].layout, kind.fleet, policy, kind.device) or "")
     return Choice(placed[0].layout, reasons.best(placed, kind.gpu), kind.fleet, placed)
 
 
@@ -111,13 +113,13 @@ def _lacking(
     return MemoryLacking(reasons.lacking(lean[0], lean[1], slots, kind.gpu), hint=reasons.enough(more, there))
 
 
-def placeable(plans: Sequence[Plan], fleet: Fleet, policy: PlacementPolicy) -> Iterator[Plan]:
-    """Those that the empty fleet has places for, which is a matter of dp, pp and tp alone."""
+def placeable(plans: Sequence[Plan], kind: Kind, policy: PlacementPolicy) -> Iterator[Plan]:
+    """Those that its empty nodes have places for, which is a matter of dp, pp and tp alone."""
     fits: dict[tuple[int, int, int], bool] = {}
     for plan in plans:
         sizes = (plan.layout.dp, plan.layout.pp, plan.layout.tp)
         if sizes not in fits:
-            fits[sizes] = _refused(plan.layout, fleet, policy, "gpu") is None
+            fits[sizes] = _refused(plan.layout, kind.fleet, policy, kind.device) is None
         if fits[sizes]:
             yield plan
 
@@ -134,7 +136,7 @@ def _by_size(spec: JobSpec, fleet: Fleet) -> Choice:
     raise PlacementRefused(_refusal(spec, candidates[0], fleet) or "")
 
 
-def check_fits(spec: JobSpec, fleet: Fleet) -> None:
+def check_fits(spec: JobSpec, fleet: Fleet, figures: Figures = kinds.known) -> None:
     """UserError, with what would work, when the job could never be placed on these nodes, all free.
 
     A fleet without nodes is not known yet, and refuses nothing.
@@ -173,7 +175,7 @@ def check_fits(spec: JobSpec, fleet: Fleet) -> None:
             field="parallel.tp",
         )
     try:
-        chosen_, _ = choose(spec, fleet)
+        chosen_, _ = choose(spec, fleet, figures)
     except MemoryLacking as refused:
         raise UserError(refused.message, hint=refused.hint, field="resources.slots") from None
     except PlacementRefused as refused:

@@ -8,11 +8,14 @@ import pytest
 
 from service.contracts.errors import UserError
 from service.contracts.job import JobSpec
+from service.core.plan import ranking
+from service.core.plan.cluster import Cluster
 from service.sim import clock, scenario
 from service.sim.fleet import FleetSpec
 from service.sim.scenario import Asked
 from service.sim.stretch import Stall
 from tests.service.sim import world
+from workers.spec import ParallelLayout
 
 FLEET = FleetSpec(nodes=4, slots=2)
 
@@ -50,6 +53,36 @@ def test_an_auto_layout_is_the_cores_choice() -> None:
     assert made.elastic is not None
     assert (made.elastic.min_slots, made.until) == (2, 2 * clock.DAY)
     assert scenario.made(asked(auto)).elastic is None
+
+
+def large(**fields: object) -> JobSpec:
+    """Too large for the rule of the fewest model-parallel ranks, which knows no memory."""
+    given = {
+        "model": {"preset": "llama3-70b"},
+        "data": {},
+        "train": {"steps": 100, "global_batch": 64},
+        "resources": {"slots": 64},
+    }
+    return JobSpec.model_validate(given | fields)
+
+
+@pytest.mark.parametrize("gpu", ["H100", "A100-80GB"])
+def test_an_auto_layout_is_planned_for_the_fleets_kind_of_gpu(gpu: str) -> None:
+    made = scenario.made(asked(large(), fleet=FleetSpec(nodes=8, slots=8, gpu=gpu), step_s=None))
+    assert isinstance(made.spec.parallel, ParallelLayout)
+    plan, *_ = ranking.ranked(made.spec.model, made.spec.train, Cluster.of(gpu, 64))
+    assert made.spec.parallel == plan.layout
+    assert clock.seconds(made.pace.step_us) == pytest.approx(plan.estimate.step_s)
+
+
+def test_of_a_gpu_that_no_figures_are_known_of_the_layout_has_the_fewest_model_parallel_ranks() -> None:
+    made = scenario.made(asked(large(), fleet=FleetSpec(nodes=8, slots=8, gpu="Abacus")))
+    assert made.spec.parallel == ParallelLayout(dp=64)
+
+
+def test_an_auto_layout_that_no_gpu_of_the_fleet_holds_is_refused() -> None:
+    with pytest.raises(UserError, match="no layout fits the memory of 64 V100"):
+        scenario.made(asked(large(model={"preset": "llama3-405b"}), fleet=FleetSpec(nodes=8, slots=8, gpu="V100")))
 
 
 def test_rates_are_named_and_traces_come_by_path(tmp_path: Path) -> None:
