@@ -148,8 +148,11 @@ def left(fleet: Fleet, health: Health) -> dict[str, tuple[str, float | None]]:
 
 def settled(node: Node, health: Health, since: Mapping[str, float], at: float, limits: Limits) -> bool:
     """Whether it has been there for long enough that a running job may grow onto it."""
-    strikes = len(_recent(health.get(node.name, CLEAN).strikes, at, limits))
-    return at - since.get(node.id, at) >= limits.settle_s * 2.0 ** min(strikes, 16)
+    return at - since.get(node.id, at) >= settle_s(health.get(node.name, CLEAN), at, limits)
+
+
+def settle_s(own: NodeHealth, at: float, limits: Limits) -> float:
+    return limits.settle_s * 2.0 ** min(len(_recent(own.strikes, at, limits)), 16)
 
 
 def cooldown_s(own: NodeHealth, limits: Limits) -> float:

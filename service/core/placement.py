@@ -9,6 +9,7 @@ other in the order of the fleet. The same input gives the same placement.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -55,7 +56,8 @@ def place(
     none has, the faster ones get as many as they can.
     """
     nodes = [node for node in fleet.nodes if node.device == device]
-    free = [(node, _free(node, taken)) for node in nodes]
+    touched = {node for node, _ in taken}
+    free = [(node, _free(node, taken, touched)) for node in nodes]
     total, every = sum(len(slots) for _, slots in free), sum(node.slots for node in nodes)
     if total < layout.world:
         raise PlacementRefused(f"needs {layout.world} {device} slots; {total} of {every} are free")
@@ -76,31 +78,47 @@ def room(
 ) -> int:
     """How many replicas like those of `layout` there is room for."""
     kinds: dict[str, list[tuple[Node, list[Slot]]]] = defaultdict(list)
+    touched = {node for node, _ in taken}
     for node in fleet.nodes:
         if node.device == device:
-            kinds[node.accelerator].append((node, _free(node, taken)))
+            kinds[node.accelerator].append((node, _free(node, taken, touched)))
     return sum(_room(free, layout.tp, policy).replicas(layout.pp, policy) for free in kinds.values())
 
 
-def problem(layout: ParallelLayout, slots: Sequence[Slot], fleet: Fleet, policy: PlacementPolicy) -> str | None:
-    """Which rule of this module ranks on these slots break, or None."""
+def ranks(layout: ParallelLayout, replica: int) -> Iterator[int]:
+    """Of one replica."""
+    for pp in range(layout.pp):
+        first = (pp * layout.dp + replica) * layout.tp
+        yield from range(first, first + layout.tp)
+
+
+def problem(
+    layout: ParallelLayout, slots: Sequence[Slot], fleet: Fleet, policy: PlacementPolicy, replicas: Sequence[int]
+) -> str | None:
+    """Which rule of this module these replicas break on these slots, or None."""
     nodes = {node.id: node for node in fleet.nodes}
-    replicas: dict[int, set[tuple[str, str]]] = defaultdict(set)
-    groups: dict[tuple[int, int], set[tuple[str, str]]] = defaultdict(set)
-    for rank, slot in enumerate(slots):
-        pp, dp, _ = layout.coordinates(rank)
-        node = nodes[slot.node]
-        replicas[dp].add((node.accelerator, node.rack_key if policy.pp == "rack" else ""))
-        groups[pp, dp].add((node.rack_key, node.id if policy.tp == "node" else node.domain_key))
-    if policy.tp != "any" and any(len(domains) > 1 for domains in groups.values()):
-        return "a tp group leaves its domain"
-    if any(len(kinds) > 1 for kinds in replicas.values()):
-        return "a replica leaves its rack or its kind of device"
+    for replica in replicas:
+        stood = [nodes[slots[rank].node] for rank in ranks(layout, replica)]
+        if len({(node.accelerator, node.rack_key if policy.pp == "rack" else "") for node in stood}) > 1:
+            return f"replica {replica} leaves its rack or its kind of device"
+        for first in range(0, len(stood), layout.tp):
+            group = stood[first : first + layout.tp]
+            domains = {(node.rack_key, node.id if policy.tp == "node" else node.domain_key) for node in group}
+            if policy.tp != "any" and len(domains) > 1:
+                return f"a tp group of replica {replica} leaves its domain"
     return None
 
 
-def _free(node: Node, taken: Set[tuple[str, int]]) -> list[Slot]:
-    return [Slot(node.id, node.name, index) for index in range(node.slots) if (node.id, index) not in taken]
+def _free(node: Node, taken: Set[tuple[str, int]], touched: Set[str]) -> list[Slot]:
+    """`touched`: ids of the nodes of which any slot is taken."""
+    every = _slots(node.id, node.name, node.slots)
+    return [slot for slot in every if (slot.node, slot.index) not in taken] if node.id in touched else every
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _slots(node: str, name: str, count: int) -> list[Slot]:
+    """Of a node; made once, for a large fleet is placed on again and again. Nobody changes the list."""
+    return [Slot(node, name, index) for index in range(count)]
 
 
 def _room(free: Sequence[tuple[Node, list[Slot]]], tp: int, policy: PlacementPolicy) -> _Room:

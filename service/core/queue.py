@@ -43,11 +43,11 @@ def shortage(job: Job, jobs: Collection[Job], fleet: Fleet, barred: Set[tuple[st
     need, device = job.wanted_slots or job.spec.resources.slots, job.spec.resources.device
     alive = {node.id: node for node in fleet.nodes if node.device == device}
     total = sum(node.slots for node in alive.values())
+    holders = [other for other in jobs if other.uid != job.uid or other.placement]
     held: Counter[str] = Counter()
-    for other in jobs:
-        if other.uid != job.uid or other.placement:
-            held[other.uid] += sum(slot.node in alive for slot in other.held)
-    free = total - held.total() - sum(node in alive for node, _ in barred - taken(jobs))
+    for other in holders:
+        held[other.uid] += sum(slot.node in alive for slot in other.held)
+    free = total - held.total() - sum(node in alive for node, _ in barred - taken(holders))
     if need <= free:
         return None
     if not total:

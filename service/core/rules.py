@@ -178,6 +178,8 @@ def slowness(event: events.StragglerFound) -> str:
 
 
 def finished(job: Job, event: events.GangFinished, limits: Limits) -> Outcome:
+    if _leaves(job):
+        return Outcome(job)
     reason = f"attempt {job.attempt} completed all {job.spec.train.steps} steps"
     after = job
     if job.resumed_step is None:  # it went from loading to its end: nothing was left to do

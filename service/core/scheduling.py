@@ -10,7 +10,7 @@ spares and standbys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Protocol
 
 from service.contracts import events
@@ -25,6 +25,8 @@ from service.core.moving import MoveDecided
 from service.core.outcome import Outcome
 from service.core.rules import SlotsFound
 from service.core.state import Job, MoveKind, Placement
+
+Slots = Set[tuple[str, int]]  # (node id, device index)
 
 NAMED_NODES = 3
 MORE = "more is free"
@@ -56,17 +58,20 @@ class Turn(Protocol):
 
 
 def run(turn: Turn, event: Any) -> None:
+    fresh = any(job.unraised for job in turn.jobs.values())
+    if isinstance(event, CHATTER) and not fresh and not any(job.phase in queue.WAITING for job in turn.jobs.values()):
+        return
     usable = health.usable(turn.fleet, turn.health, turn.at)
     barred = health.barred(turn.fleet, turn.health)
     waits = _place(turn, usable, barred)
     going = [job for job in turn.jobs.values() if job.phase is Phase.RUNNING]
-    if not isinstance(event, CHATTER) or any(job.unraised for job in going):
+    if not isinstance(event, CHATTER) or fresh:
         for job in sorted(going, key=lambda job: job.seq):
             if not _leaves(turn, job) and not _resizes(turn, job, usable, barred, waits):
                 _backs(turn, job, usable, barred, waits)
 
 
-def _place(turn: Turn, usable: Fleet, barred: set[tuple[str, int]]) -> bool:
+def _place(turn: Turn, usable: Fleet, barred: Slots) -> bool:
     """Offer free slots in order; whether anyone who could be placed is left without."""
     head: Job | None = None
     short = False  # the head is: it does not only stop or back off
@@ -82,7 +87,8 @@ def _place(turn: Turn, usable: Fleet, barred: set[tuple[str, int]]) -> bool:
                 turn.take(rules.waiting(turn.jobs[uid], behind, turn.at))
         elif refusal := _offer(turn, job, usable, barred):
             turn.take(moving.released(job, refusal, turn.at))
-            possible = _possible(job, usable, barred)
+            alone = not any(other.held for other in turn.jobs.values() if other.uid != uid)
+            possible = not alone and _possible(job, usable, barred)
             more = "" if possible else "; it would not fit if all were free"
             turn.take(rules.waiting(turn.jobs[uid], refusal + more, turn.at))
             if possible or turn.at - job.phase_since < turn.limits.infeasible_s:
@@ -90,7 +96,7 @@ def _place(turn: Turn, usable: Fleet, barred: set[tuple[str, int]]) -> bool:
     return head is not None
 
 
-def _goes_back(turn: Turn, job: Job, usable: Fleet, barred: set[tuple[str, int]]) -> bool:
+def _goes_back(turn: Turn, job: Job, usable: Fleet, barred: Slots) -> bool:
     """Place it on what is kept of it, whoever comes first."""
     if job.kept is None or job.layout is None or job.layout.world < elastic.least(job):
         return False
@@ -102,12 +108,15 @@ def _goes_back(turn: Turn, job: Job, usable: Fleet, barred: set[tuple[str, int]]
     return True
 
 
-def _offer(turn: Turn, job: Job, usable: Fleet, barred: set[tuple[str, int]]) -> str | None:
+def _offer(turn: Turn, job: Job, usable: Fleet, barred: Slots) -> str | None:
     """Place the job, or say why not."""
     others = [other for other in turn.jobs.values() if other.uid != job.uid]
-    taken, firm = queue.taken(others) | barred, queue.firm(others, {node.id for node in usable.nodes}) | barred
+    alive = {node.id for node in usable.nodes}
+    taken, firm = queue.taken(others) | barred, queue.firm(others, alive) | barred
     refusal = ""
     for held in (taken, firm) if len(firm) < len(taken) else (taken,):
+        if _free(job, usable, held) < elastic.slots(job):
+            continue
         try:
             fit = elastic.wanted(job, usable, held)
         except PlacementRefused as refused:
@@ -116,7 +125,7 @@ def _offer(turn: Turn, job: Job, usable: Fleet, barred: set[tuple[str, int]]) ->
             _take(turn, job, fit)
             return None
     bars = health.sentence(turn.fleet, turn.health, turn.at, job.spec.resources.device)
-    refusal = (queue.shortage(job, turn.jobs.values(), usable, barred) or refusal) + bars
+    refusal = (queue.shortage(job, turn.jobs.values(), usable, barred) or refusal or "too few slots are free") + bars
     least, wants = elastic.least(job), elastic.slots(job)
     if least < wants:
         why = _lost(job) or refusal
@@ -125,6 +134,12 @@ def _offer(turn: Turn, job: Job, usable: Fleet, barred: set[tuple[str, int]]) ->
             return None
         refusal += f"; {least} would do, and do not fit"
     return refusal
+
+
+def _free(job: Job, fleet: Fleet, taken: Slots) -> int:
+    """Slots that the job could have, wherever they are."""
+    there = {node.id: node.slots for node in fleet.nodes if node.device == job.spec.resources.device}
+    return sum(there.values()) - sum(node in there for node, _ in taken)
 
 
 def _take(turn: Turn, job: Job, fit: Fit) -> None:
@@ -140,14 +155,17 @@ def _take(turn: Turn, job: Job, fit: Fit) -> None:
     turn.tell(job, SlotsFound(job.uid, fit.layout, fit.placement, fit.why, turn.at))
 
 
-def _possible(job: Job, usable: Fleet, barred: set[tuple[str, int]]) -> bool:
+def _possible(job: Job, usable: Fleet, barred: Slots) -> bool:
     """Whether it could run on these nodes if it were alone."""
-    try:
-        elastic.wanted(job, usable, barred)
-    except PlacementRefused:
-        least, wants = elastic.least(job), elastic.slots(job)
-        return least < wants and elastic.largest(job, usable, barred, least - 1, wants, "") is not None
-    return True
+    least, wants = elastic.least(job), elastic.slots(job)
+    if _free(job, usable, barred) >= wants:
+        try:
+            elastic.wanted(job, usable, barred)
+        except PlacementRefused:
+            pass
+        else:
+            return True
+    return least < wants and elastic.largest(job, usable, barred, least - 1, wants, "") is not None
 
 
 def _lost(job: Job) -> str:
@@ -177,7 +195,7 @@ def _leaves(turn: Turn, job: Job) -> bool:
     return False
 
 
-def _resizes(turn: Turn, job: Job, usable: Fleet, barred: set[tuple[str, int]], waits: bool) -> bool:
+def _resizes(turn: Turn, job: Job, usable: Fleet, barred: Slots, waits: bool) -> bool:
     """Another size by request; or a larger one, where there is room and it pays."""
     if job.layout is None or job.placement is None:
         return False
@@ -187,12 +205,17 @@ def _resizes(turn: Turn, job: Job, usable: Fleet, barred: set[tuple[str, int]], 
     goal = elastic.slots(job) if waits else elastic.most(job)
     if job.spec.resources.elastic is None or job.layout.world >= goal:
         return False
-    own = {slot.node for slot in job.placement.held}
     taken = queue.taken(others) | barred
+    enough = job.layout.world + job.layout.pp * job.layout.tp
+    if _free(job, usable, taken) < enough:
+        return False
+    own = {slot.node for slot in job.placement.held}
     calm = Fleet(tuple(
         node for node in usable.nodes
         if node.id in own or health.settled(node, turn.health, turn.since, turn.at, turn.limits)
     ))  # fmt: skip
+    if _free(job, calm, taken) < enough:
+        return False
     fit = _larger(job, calm, taken, goal)
     if fit is None or not elastic.pays(job, fit.layout):
         return False
@@ -205,7 +228,7 @@ def _resizes(turn: Turn, job: Job, usable: Fleet, barred: set[tuple[str, int]], 
     return True
 
 
-def _larger(job: Job, calm: Fleet, taken: set[tuple[str, int]], goal: int) -> Fit | None:
+def _larger(job: Job, calm: Fleet, taken: Slots, goal: int) -> Fit | None:
     assert job.layout is not None
     wants, now = elastic.slots(job), job.layout.world
     if goal > wants and (fit := elastic.largest(job, calm, taken, max(wants, now), goal + 1, MORE)):
@@ -218,7 +241,7 @@ def _larger(job: Job, calm: Fleet, taken: set[tuple[str, int]], goal: int) -> Fi
         return elastic.largest(job, calm, taken, now, wants, MORE)
 
 
-def _meets(turn: Turn, job: Job, usable: Fleet, taken: set[tuple[str, int]]) -> bool:
+def _meets(turn: Turn, job: Job, usable: Fleet, taken: Slots) -> bool:
     """Begin to be what was asked for, or say once why it can't be yet."""
     assert job.layout is not None
     try:
@@ -234,7 +257,7 @@ def _meets(turn: Turn, job: Job, usable: Fleet, taken: set[tuple[str, int]]) -> 
     return True
 
 
-def _backs(turn: Turn, job: Job, usable: Fleet, barred: set[tuple[str, int]], waits: bool) -> None:
+def _backs(turn: Turn, job: Job, usable: Fleet, barred: Slots, waits: bool) -> None:
     """Standbys for a gang that begins; spares where some are missing and nobody waits."""
     assert job.placement is not None
     after: Placement = spares.left(job.placement, usable)

@@ -30,7 +30,7 @@ def of(ours: Scenario) -> Scenario:
     spec = ours.spec.model_copy(
         update={
             "parallel": layout,
-            "resources": ours.spec.resources.model_copy(update={"slots": layout.world}),
+            "resources": ours.spec.resources.model_copy(update={"slots": layout.world, "elastic": None, "spares": 0}),
         }
     )
     return dataclasses.replace(
@@ -40,7 +40,6 @@ def of(ours: Scenario) -> Scenario:
         phases=_phases(ours.phases),
         snapshot=Stall(0, 0),
         checkpoint=Stall(every, clock.us(pace.copy_s(spec, layout.world))),
-        elastic=None,
     )
 
 

@@ -30,7 +30,6 @@ class Gang:
     stopping: bool = False
     counted: Parts = dataclasses.field(default_factory=Parts)  # of the stretch, that the ledger has
     told: int = 0  # last step that the core knows of
-    grows: bool = False  # a larger layout is to be asked for
 
     @property
     def layout(self) -> ParallelLayout:
@@ -103,6 +102,20 @@ class Kept:
                 self.holders = None
             self.snapshot, self.layout = snapshot, gang.layout
             self.placement, self.fleet = gang.order.placement, gang.fleet
+
+    def hold(self, gang: Gang, step: int) -> None:
+        """The gang paused after a step, and its nodes keep its state."""
+        if step > self.snapshot or gang.order.placement is not self.placement:
+            self.lost, self.holders = set(), None
+            self.snapshot, self.layout = step, gang.layout
+            self.placement, self.fleet = gang.order.placement, gang.fleet
+
+    def pass_over(self, step: int, checkpoint_every: int) -> None:
+        """Nothing after `step` is continued with."""
+        if self.snapshot > step:
+            self.snapshot = 0
+        if self.checkpoint > step:
+            self.checkpoint = step // checkpoint_every * checkpoint_every
 
     def newest(self) -> tuple[int, bool]:
         """The step to continue after, and whether its state is in memory."""

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from service.contracts.cluster import Fleet
 from service.contracts.errors import UserError
-from service.contracts.job import JobSpec
+from service.contracts.job import Elastic, JobSpec
 from service.core.plan import search
 from service.core.plan.search import Choice
 from service.sim import clock, faults, pace, trace
-from service.sim.elastic import Elastic
 from service.sim.faults import Failure
 from service.sim.fleet import FleetSpec
 from service.sim.phases import Phases
@@ -44,8 +43,11 @@ def made(asked: Asked) -> Scenario:
     nodes, span = asked.fleet.made(), round(asked.days * clock.DAY)
     search.check_fits(asked.job, Fleet(nodes))
     choice = search.chosen(asked.job, Fleet(nodes))
-    layout = choice.layout
-    spec = asked.job.model_copy(update={"parallel": layout})
+    layout, resources = choice.layout, asked.job.resources
+    if asked.elastic:
+        bounds = Elastic(min_slots=asked.min_slots or max(1, layout.world // 2))
+        resources = resources.model_copy(update={"elastic": bounds})
+    spec = asked.job.model_copy(update={"parallel": layout, "resources": resources})
     step_s = asked.step_s or _estimated_s(spec, choice, asked.fleet.gpu)
     if step_s < 1e-4:
         raise UserError(f"a step of {step_s:g} s is too short", hint="give the time of a step with --step-s")
@@ -61,7 +63,6 @@ def made(asked: Asked) -> Scenario:
         snapshot=snapshot,
         # Storage is written from a snapshot's memory: the ranks wait for the copy once.
         checkpoint=Stall(spec.checkpoint.every_steps, 0 if snapshot.every else clock.us(_copy_s(asked, spec))),
-        elastic=Elastic(spec, paced, asked.min_slots or layout.world // 2) if asked.elastic else None,
     )
 
 

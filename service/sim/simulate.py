@@ -11,17 +11,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
-from types import MappingProxyType
 
 from service.contracts import events
 from service.contracts.cluster import Node
-from service.contracts.job import JobSpec, Phase
-from service.core import liveness, machine
-from service.core.commands import Decision, Record, StartGang
+from service.contracts.job import JobSpec
+from service.core import health, liveness, machine
+from service.core.commands import Decision, InspectGang, PauseGang, Record, StartGang, StopGang
 from service.core.state import Job, State
 from service.sim import clock
 from service.sim.clock import Agenda
-from service.sim.elastic import Elastic
 from service.sim.faults import Failure
 from service.sim.fleet import Machines
 from service.sim.gang import Gang, Kept
@@ -31,6 +29,8 @@ from service.sim.phases import Phases
 from service.sim.stretch import Stall, Stretch
 
 UID = "job"
+FORGIVEN = clock.DAY
+"""After which an operator has looked at a node that was excluded, and takes it in again."""
 
 Decide = Callable[[State, events.Event], Decision]
 
@@ -47,7 +47,6 @@ class Scenario:
     phases: Phases
     snapshot: Stall
     checkpoint: Stall
-    elastic: Elastic | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Result:
     ledger: Ledger
     records: Sequence[Record]
     from_memory: int  # attempts that continued at a snapshot
-    grown: int  # attempts that were ended for a larger layout
+    grown: int  # attempts that were ended for another size
 
 
 def run(scenario: Scenario, decide: Decide = machine.decide) -> Result:
@@ -77,7 +76,7 @@ class _Simulation:
         self.back: dict[int, int] = {}  # index of a node that is down -> when it is up again
         self.awaited = 0.0  # the back-off that a tick was put down for
         self.counted = 0  # up to when the ledger has counted
-        self.from_memory = self.grown = 0
+        self.from_memory = 0
 
     def run(self) -> Result:
         for failure in self.given.failures:
@@ -91,7 +90,8 @@ class _Simulation:
         self.agenda.run(self.given.until, lambda: self.job.phase.terminal)
         self._count()
         self._catch_up()
-        return Result(self.job, self.agenda.now, self.ledger, self.records, self.from_memory, self.grown)
+        grown = sum(incident.kind == "rescale" for incident in self.job.incidents)
+        return Result(self.job, self.agenda.now, self.ledger, self.records, self.from_memory, grown)
 
     @property
     def job(self) -> Job:
@@ -131,7 +131,19 @@ class _Simulation:
         del self.back[index]
         self.machines.restore(index)
         self._tell(events.FleetObserved(self.machines.seen(), self.now))
-        self._consider_growing()
+        self._look_again(self.machines.nodes[index].name)
+
+    def _look_again(self, name: str) -> None:
+        """When a node that came back may be used, and when a gang may grow onto it."""
+        own = self.state.health.get(name, health.CLEAN)
+        if own.excluded:
+            self.agenda.after(FORGIVEN, partial(self._forgive, name))
+        for wait_s in {health.settle_s(own, self.now, liveness.DEFAULT), own.cooldown_until - self.now}:
+            if wait_s > 0:
+                self.agenda.after(clock.us(wait_s) + 1, self._tick)
+
+    def _forgive(self, name: str) -> None:
+        self._tell(events.NodeForgiven(name, self.now))
 
     def _breaks(self, gang: Gang, node: Node, failure: Failure) -> None:
         if gang.stretch is not None:
@@ -141,6 +153,8 @@ class _Simulation:
             self.agenda.after(clock.us(self.given.phases.detect_process_s), partial(self._noticed, gang, node, failure))
         elif failure.kind == "hang":
             self._catch_up()
+            if self.job.pause is not None:
+                return  # the pause has a limit of its own
             allowed = liveness.limit(self.job.phase, self.job)
             self.agenda.at(clock.us(self.job.progress_at + allowed) + 1, partial(self._overdue, gang))
 
@@ -180,13 +194,11 @@ class _Simulation:
     # What is asked of the core, and what it orders
 
     def _submit(self) -> None:
-        spec = self.given.elastic.fitted(self.state.fleet) if self.given.elastic else self.given.spec
-        self._tell(events.JobSubmitted(UID, 0, spec, self.now))
+        self._tell(events.JobSubmitted(UID, 0, self.given.spec, self.now))
 
     def _tell(self, event: events.Event) -> None:
         self._count()
         self._catch_up()
-        self._fit(event)
         self._decide(event)
         waits = self.job.not_before if UID in self.state.jobs and self.job.placement is None else 0.0
         if waits > max(self.now, self.awaited):
@@ -195,29 +207,31 @@ class _Simulation:
 
     def _backed_off(self) -> None:
         if self.job.placement is None:
-            self._tell(events.Ticked(self.now))
+            self._tick()
 
-    def _fit(self, event: events.Event) -> None:
-        """Have the job ask for what there is room for, where it is about to be offered slots."""
-        freed = isinstance(event, events.GangStopped)
-        if self.given.elastic is None or UID not in self.state.jobs or not (freed or self.job.placement is None):
-            return
-        fleet = event.fleet if isinstance(event, events.FleetObserved) else self.state.fleet
-        job = dataclasses.replace(self.job, spec=self.given.elastic.fitted(fleet))
-        self.state = dataclasses.replace(self.state, jobs=MappingProxyType({UID: job}))
+    def _tick(self) -> None:
+        self._tell(events.Ticked(self.now))
 
     def _decide(self, event: events.Event) -> None:
         decision = self.decide(self.state, event)
         self.state = decision.state
         self.records += decision.records
         for command in decision.commands:
-            if isinstance(command, StartGang):
-                self._start(command)
-            else:
-                self._stop()
+            match command:
+                case StartGang():
+                    self._start(command)
+                case PauseGang():
+                    self._pause(command)
+                case InspectGang(attempt=attempt, message=message):
+                    found = events.Fault("hang", message, step=self.job.step)
+                    self.agenda.after(0, partial(self._decide, events.GangFaulted(UID, attempt, (found,), self.now)))
+                case StopGang():
+                    self._stop()
 
     def _start(self, order: StartGang) -> None:
         pace = self.given.pace
+        if order.restored is not None and order.attempt == order.restored.until + 1:
+            self.kept.pass_over(order.restored.step, self.given.checkpoint.every)
         gang = self.gang = Gang(order, self.state.fleet, Fraction(pace.step_us, pace.of(order.layout)))
         if not self.machines.is_up(gang.ranks):
             gang.broken_at = self.agenda.now  # it is placed on a node of whose end the controller has not heard
@@ -251,7 +265,6 @@ class _Simulation:
         if self._works(gang):
             self._count()
             self._catch_up()
-            self._consider_growing()
 
     def _finished(self, gang: Gang) -> None:
         if self._works(gang):
@@ -259,6 +272,22 @@ class _Simulation:
 
     def _works(self, gang: Gang) -> bool:
         return self.gang is gang and not gang.stopping and gang.broken_at is None
+
+    def _pause(self, order: PauseGang) -> None:
+        """The step under way is completed, and its state kept."""
+        gang = self.gang
+        assert gang is not None
+        assert gang.stretch is not None
+        assert self.job.pause is not None
+        last = gang.completed(self.agenda.now) + 1
+        self.agenda.at(clock.us(self.job.pause.until) + 1, partial(self._overdue, gang))
+        self.agenda.at(gang.stretch.completes(last) + self.given.snapshot.us, partial(self._paused, gang, last))
+
+    def _paused(self, gang: Gang, step: int) -> None:
+        if self._works(gang):
+            self._catch_up()
+            self.kept.hold(gang, step)
+            self._tell(events.GangPaused(UID, gang.order.attempt, step, self.now))
 
     def _stop(self) -> None:
         gang = self.gang
@@ -270,32 +299,6 @@ class _Simulation:
         self._count()
         self.gang = None
         self._tell(events.GangStopped(UID, gang.order.attempt, self.now))
-
-    # Growing: also a stand-in, by the request that makes a job begin again at nobody's cost
-
-    def _consider_growing(self) -> None:
-        gang, elastic = self.gang, self.given.elastic
-        if elastic is None or gang is None or gang.grows or not gang.steps or self.job.phase is not Phase.RUNNING:
-            return
-        phases, world = self.given.phases, gang.layout.world
-        pause_s = phases.stop_s + phases.start_s + phases.load_s(world, from_memory=True)
-        if elastic.grows(gang.layout, self.state.fleet, pause_s):
-            assert gang.stretch is not None
-            gang.grows = True
-            every = self.given.snapshot.every or self.given.checkpoint.every or 1
-            due = (gang.completed(self.agenda.now) // every + 1) * every
-            self.agenda.at(gang.stretch.begins(due + 1), partial(self._grow, gang, pause_s))
-
-    def _grow(self, gang: Gang, pause_s: float) -> None:
-        elastic = self.given.elastic
-        if not self._works(gang) or elastic is None:
-            return
-        gang.grows = elastic.grows(gang.layout, self.state.fleet, pause_s)  # a node may have gone in the meantime
-        if gang.grows:
-            self._catch_up()
-            self.grown += 1
-            (step, _), attempt = self.kept.newest(), gang.order.attempt
-            self._tell(events.RestoreRequested(UID, step, attempt, _manifest(step), (), self.now))
 
     # Where the time went
 

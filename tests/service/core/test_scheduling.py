@@ -297,6 +297,25 @@ def test_a_pause_that_is_not_answered_is_ended() -> None:
     assert here.job().phase is Phase.PLACING
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_gang_that_ended_while_it_was_moved_is_followed_by_another(stopped: bool) -> None:
+    here = going(bounded(parallel=TP2, steps=5))
+    here.rescale(6)
+    here.steps(5, 5)
+    here.paused()
+    if stopped:
+        here.fault()  # too late to be one
+        here.stopped()
+    here.gang(events.GangFinished, attempt=1)
+    if not stopped:
+        here.stopped()
+    here.start(resumed=5)
+    here.gang(events.GangFinished)
+    here.stopped()
+    assert (here.job().phase, here.job().attempt, here.job().charges) == (Phase.SUCCEEDED, 2, ())
+    assert here.job().incidents[-1].recover_s is not None
+
+
 @pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.RECOVERING])
 def test_a_request_to_a_job_that_waits_is_met_when_it_is_placed(phase: Phase) -> None:
     here = World(world.fleet(4))

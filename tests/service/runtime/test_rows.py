@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.contracts import events
-from service.contracts.cluster import Fleet, Node
+from service.contracts.cluster import Fleet, Node, NodeHealth
 from service.contracts.events import Event
 from service.contracts.job import Phase
 from service.core import checkpoints, codec, status
@@ -117,7 +117,7 @@ def test_all_of_a_turn() -> None:
     published = events.CheckpointPublished("a", 1, 4, manifest.path(4, 1), 100.0)
     happened: list[Event] = [steps(world.step(1, 101.0)), published]
     chunks = [LogChunk("a", 1, "n1", "logs/x", 3, 7.0)]
-    made = rows.changes([job], [record], happened, chunks, [3], world.fleet(1), 7.0)
+    made = rows.changes([job], [record], happened, chunks, [3], world.fleet(1), 7.0, {"n0": NodeHealth()})
     assert made == Changes(
         jobs=[rows.job(job)],
         events=[("a", 5.0, "JobRunning", "it runs", {"step": 1})],
@@ -126,5 +126,6 @@ def test_all_of_a_turn() -> None:
         checkpoints=rows.checkpoints(happened, [record]),
         intents_done=[3],
         nodes=rows.nodes(world.fleet(1), 7.0),
+        health=codec.dump_health({"n0": NodeHealth()}),
     )
     assert all(getattr(made, field.name) for field in dataclasses.fields(made))

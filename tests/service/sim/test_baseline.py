@@ -29,7 +29,7 @@ def test_it_is_smaller_by_its_spares_and_goes_back_half_an_hour() -> None:
     given = world.scenario([down(0, 700 + 1000, 2900)], 5000, elastic=True)
     theirs = baseline.of(given)
     assert theirs.spec.resources.slots == 3
-    assert (theirs.checkpoint.every, theirs.snapshot.every, theirs.elastic) == (135, 0, None)
+    assert (theirs.checkpoint.every, theirs.snapshot.every, theirs.spec.resources.elastic) == (135, 0, None)
     result = simulate.run(theirs)
     world.check(theirs, result)
     spent = world.spent(result)

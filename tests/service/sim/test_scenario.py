@@ -50,9 +50,9 @@ def test_an_auto_layout_is_the_cores_choice() -> None:
     made = scenario.made(asked(auto, elastic=True))
     assert made.pace.full == made.spec.parallel
     assert made.pace.full.world == 4
-    assert made.elastic is not None
-    assert (made.elastic.min_slots, made.until) == (2, 2 * clock.DAY)
-    assert scenario.made(asked(auto)).elastic is None
+    assert made.spec.resources.elastic is not None
+    assert (made.spec.resources.elastic.min_slots, made.until) == (2, 2 * clock.DAY)
+    assert scenario.made(asked(auto)).spec.resources.elastic is None
 
 
 def large(**fields: object) -> JobSpec:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from service.contracts import events
-from service.contracts.job import JobSpec
+from service.contracts.job import Elastic, JobSpec
 from service.core.commands import Decision
 from service.core.state import State
 from service.sim import clock, pace, simulate
-from service.sim.elastic import Elastic
 from service.sim.faults import Failure
 from service.sim.fleet import FleetSpec
 from service.sim.ledger import Use
@@ -55,6 +54,9 @@ def scenario(
     **fleet: Any,
 ) -> Scenario:
     spec = spec or job()
+    if elastic:
+        resources = spec.resources.model_copy(update={"elastic": Elastic(min_slots=spec.parallel.pp)})
+        spec = spec.model_copy(update={"resources": resources})
     assert isinstance(spec.parallel, ParallelLayout)
     paced = pace.made(spec, spec.parallel, step_s)
     return Scenario(
@@ -66,7 +68,6 @@ def scenario(
         phases=phases,
         snapshot=snapshot,
         checkpoint=checkpoint,
-        elastic=Elastic(spec, paced, 1) if elastic else None,
     )
 
 
@@ -110,5 +111,7 @@ def check(given: Scenario, result: Result) -> None:
     assert [span.end for span in ledger.spans] == edges[1:]
     assert all(seconds >= 0 for use, seconds in ledger.clock.items())
     unfinished = clock.seconds(ledger.clock[Use.USEFUL]) - result.job.productive_s
-    slowest = max([given.pace.step_us, *(given.elastic.paces if given.elastic else [])])
+    full = given.pace.full
+    smallest = full if given.spec.resources.elastic is None else full.model_copy(update={"dp": 1})
+    slowest = given.pace.of(smallest)
     assert -1e-6 <= unfinished <= clock.seconds(slowest) + 1e-6, "at most the step that the end cut off"
