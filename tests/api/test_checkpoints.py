@@ -16,7 +16,7 @@ from service.store.records import CheckpointRow
 from tests.api.world import World, job
 from workers.checkpoint import manifest
 
-RUNNING = [Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING, Phase.RECOVERING]
+RUNNING = [Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING, Phase.RESCALING, Phase.RECOVERING]
 
 
 @pytest.fixture(scope="module")
