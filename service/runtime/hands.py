@@ -52,6 +52,8 @@ class Hands:
         self.loading: dict[str, tuple[str, ...]] = {}  # job -> manifests at which its newest attempt may continue
         self.held: dict[str, contextlib.ExitStack] = {}  # job -> its hold on another job's checkpoint
         self.retentions: dict[str, tuple[int, Retention]] = {}  # job -> its newest attempt to publish, and what stays
+        self.stands: dict[str, tuple[int, frozenset[str]]] = {}  # job -> its newest attempt, and the nodes of its ranks
+        self.watching: set[Any] = set()  # ids of agents whose end is waited for
         self.over = threading.Event()
 
     def close(self) -> None:
@@ -106,10 +108,14 @@ class Hands:
             self.lanes.submit(uid, partial(self._release, uid))
 
     def watch(self, job: Job) -> None:
-        """Tell when an agent of the job's gang is gone."""
+        """Tell when an agent is gone on whose node a rank stands. Each is waited for once, over all attempts."""
+        nodes = frozenset(slot.name for slot in job.placement.slots) if job.placement else frozenset[str]()
+        self.stands[job.uid] = job.attempt, nodes
         for node, agent in self._gang(job.uid).agents.items():
-            arguments = (job.uid, job.attempt, node, agent)
-            threading.Thread(target=self._wait_end, args=arguments, name=f"watch {node}", daemon=True).start()
+            if node in nodes and agent._actor_id not in self.watching:
+                self.watching.add(agent._actor_id)
+                arguments = (job.uid, node, agent)
+                threading.Thread(target=self._wait_end, args=arguments, name=f"watch {node}", daemon=True).start()
 
     def sweep(self, owned: set[str], alive: set[str]) -> None:
         """End what no live attempt owns, and forget the snapshots of jobs that are over."""
@@ -180,6 +186,7 @@ class Hands:
         if last:
             self._forget(uid)
             self.retentions.pop(uid, None)
+            self.stands.pop(uid, None)
         self._release(uid)
         self._tell(events.GangStopped(uid, attempt, time.time()))
 
@@ -265,12 +272,15 @@ class Hands:
         except ray.exceptions.RayError as error:
             log.warning("sweep: %s", error)
 
-    def _wait_end(self, uid: str, attempt: int, node: str, agent: Any) -> None:
+    def _wait_end(self, uid: str, node: str, agent: Any) -> None:
         try:
             ray.get(agent.wait_end.remote())
         except ray.exceptions.RayError as error:
-            message = f"the agent on node {node} is gone: {type(error).__name__}"
-            self._tell(AgentGone(uid, attempt, node, message))
+            self.watching.discard(agent._actor_id)
+            attempt, nodes = self.stands.get(uid, (0, frozenset[str]()))
+            if node in nodes:
+                message = f"the agent on node {node} is gone: {type(error).__name__}"
+                self._tell(AgentGone(uid, attempt, node, message))
 
     def _tell(self, event: events.Event | AgentGone) -> None:
         if not self.over.is_set():
