@@ -7,14 +7,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from service.contracts import events
+from service.contracts.cluster import Fleet
 from service.contracts.job import Phase
 from service.core import codec
-from service.core.commands import Record
+from service.core.commands import PauseGang, RaiseStandbys, Record
 from service.core.state import Job
 from service.runtime import gang
 from service.runtime.ear import AgentGone, Ear
 from service.runtime.hands import Hands
 from service.runtime.node_agent import RankDied
+
+
+NOWHERE = Fleet()  # these orders need no address
 
 
 @dataclasses.dataclass(slots=True)
@@ -29,11 +33,11 @@ def adopt(cores: Iterable[Mapping[str, Any]], epoch: int, hands: Hands, now: flo
     """Jobs from their stored state, an ear for each gang, and what has happened to the gangs meanwhile."""
     found = Adopted(jobs=[codec.load(core) for core in cores])
     for job in found.jobs:
-        if not job.holds_slots:
+        if job.placement is None:  # what is kept of it waits for the next attempt
             continue
         found.ears[job.uid] = ear_of(job)
         if job.stopping:
-            hands.stop(job.uid, job.attempt, last=job.ending is not None)
+            hands.stop(job.uid, job.attempt, last=job.ending is not None, keep=job.keeping)
         else:
             _take_up(job, found, epoch, hands, now)
     return found
@@ -66,10 +70,10 @@ def _take_up(job: Job, found: Adopted, epoch: int, hands: Hands, now: float) -> 
     died = [RankDied(rank, now) for rank in missing if slots[rank].name in standings]
     found.events += found.ears[job.uid].hear([*unpublished, *ended, *gone, *died], now)
     hands.watch(job)
-    if job.phase is Phase.RUNNING:
-        hands.stand_by(job)
-    if job.phase is Phase.RESCALING:
-        hands.pause(job)
+    if job.phase is Phase.RUNNING and job.spec.resources.standbys and job.layout and job.placement:
+        hands.do(RaiseStandbys(job.uid, job.attempt, job.layout, job.placement), job, NOWHERE)
+    if job.pause is not None:
+        hands.do(PauseGang(job.uid, job.attempt, job.pause.reason), job, NOWHERE)
     if not missing:
         message = f"a new controller (epoch {epoch}) found all {len(slots)} ranks of attempt {job.attempt} at work"
         found.records.append(Record(job.uid, "GangAdopted", message, now, {"attempt": job.attempt, "epoch": epoch}))

@@ -74,26 +74,17 @@ class Hands:
             case ReleaseGang():
                 self.lanes.submit(job.uid, partial(self._free, job.uid))
             case PauseGang():
-                self.pause(job)
+                self.lanes.submit(job.uid, partial(self._pause, job.uid))
             case InspectGang():
                 self.asides.submit(self._inspect, command, job)
             case RaiseStandbys():
                 self.lanes.submit(job.uid, partial(self._stand_by, command, job))
         return False
 
-    def stop(self, uid: str, attempt: int, last: bool, keep: bool = False) -> None:
+    def stop(self, uid: str, attempt: int, last: bool, keep: bool) -> None:
         """Also gives up a start of this attempt that is under way. After the last attempt snapshots go too."""
         self.stopped[uid] = attempt
         self.lanes.submit(uid, partial(self._stop, uid, attempt, last, keep))
-
-    def pause(self, job: Job) -> None:
-        self.lanes.submit(job.uid, partial(self._pause, job.uid))
-
-    def stand_by(self, job: Job) -> None:
-        """Behind every rank of the job's gang, and on its spares."""
-        if job.layout is not None and job.placement is not None and job.spec.resources.standbys:
-            command = RaiseStandbys(job.uid, job.attempt, job.layout, job.placement)
-            self.lanes.submit(job.uid, partial(self._stand_by, command, job))
 
     def publish(self, job: Job, complete: Complete) -> None:
         self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._publish, job, complete))

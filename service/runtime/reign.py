@@ -285,7 +285,7 @@ class Reign:
     def _forget(self, changed: Sequence[Job]) -> None:
         """Drop what has ended: it is in the store."""
         for job in changed:
-            if not job.holds_slots:
+            if job.placement is None:
                 self.ears.pop(job.uid, None)
             if job.phase.terminal:
                 self.deliveries.forget(job.uid)
