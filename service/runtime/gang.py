@@ -44,9 +44,10 @@ INSPECT_S = 4.0
 
 
 class GangRefused(ClusterError):
-    """The slots of the placement could not be had."""
+    """The slots of the placement could not be had. `node`: the one that had no room, where it was one."""
 
     code = "gang_refused"
+    node: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,14 +118,24 @@ class Gang:
             ]
             ray.get(started, timeout=30)
         except (ray.exceptions.RayError, GangRefused, KeyError) as error:
-            raise GangRefused(f"attempt {command.attempt} could not be started: {_first_line(error)}") from error
+            refused = GangRefused(f"attempt {command.attempt} could not be started: {_first_line(error)}")
+            refused.node = getattr(error, "node", None)
+            raise refused from error
 
     def stand_by(self, command: RaiseStandbys, order: Order) -> None:
-        """Somebody gets ready behind every rank, and on every spare slot that can be had. Does not wait for that."""
+        """Somebody gets ready behind every rank, and on every spare slot that can be had. Does not wait for that.
+
+        Spares that are none any more are freed.
+        """
         run, placement = order.spec.run(command.layout), command.placement
         slots = [*enumerate(placement.slots), *enumerate(placement.spares)]
+        held = _by_node(slot for _, slot in slots)
+        self._leave(set(self.agents) - set(held), order.epoch)
+        known = set(self.agents)
         for node in self._reserve(placement.spares, order):
             log.warning("%s has no room for the spare slots of %s", node, self.uid)
+        for node in set(self.agents) - known:
+            self.agents[node].begin.remote(order.epoch, command.attempt, held[node])
         wanted: dict[str, dict[int, Standby]] = {}
         for rank, slot in slots:
             wanted.setdefault(slot.name, {})[slot.index] = run, rank % len(placement.slots)
@@ -188,7 +199,9 @@ class Gang:
         self._leave((set(self.agents) | self.lost) - usable, order.epoch)
         lacking = self._reserve(command.placement.slots, order)
         if lacking:
-            raise GangRefused(f"node {lacking[0]} has no room for {len(slots[lacking[0]])} slots")
+            refused = GangRefused(f"node {lacking[0]} has no room for {len(slots[lacking[0]])} slots")
+            refused.node = lacking[0]
+            raise refused
         fresh = [node for node in _by_node(command.placement.slots) if node not in usable]
         calls = [self.agents[node].begin.remote(order.epoch, command.attempt, slots[node]) for node in fresh]
         ray.get(calls, timeout=ACTORS_READY_S)

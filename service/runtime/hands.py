@@ -72,7 +72,7 @@ class Hands:
                     self.loading[job.uid] = (job.checkpoint,)
                 self.stop(command.uid, command.attempt, last=job.ending is not None, keep=command.keep)
             case ReleaseGang():
-                self.lanes.submit(job.uid, partial(self._free, job.uid))
+                self.lanes.submit(job.uid, partial(self._let_go, job.uid, job.phase.terminal))
             case PauseGang():
                 self.lanes.submit(job.uid, partial(self._pause, job.uid))
             case InspectGang():
@@ -129,7 +129,8 @@ class Hands:
             if not isinstance(error, gang.GangRefused | OSError):
                 log.exception("starting %s", uid)
             self._free(uid)
-            self._tell(events.GangRefused(uid, attempt, str(error) or repr(error), time.time()))
+            node = error.node if isinstance(error, gang.GangRefused) else None
+            self._tell(events.GangRefused(uid, attempt, str(error) or repr(error), time.time(), node))
         else:
             self._tell(events.GangStarted(uid, attempt, time.time()))
 
@@ -156,7 +157,7 @@ class Hands:
     def _stand_by(self, command: RaiseStandbys, job: Job) -> None:
         try:
             self._gang(command.uid).stand_by(command, self._order(job, Fleet()))
-        except ray.exceptions.RayError as error:
+        except (ClusterError, ray.exceptions.RayError) as error:
             log.warning("standbys of %s: %s", command.uid, error)
 
     def _inspect(self, command: InspectGang, job: Job) -> None:
@@ -180,6 +181,11 @@ class Hands:
             self.stands.pop(uid, None)
         self._release(uid)
         self._tell(events.GangStopped(uid, attempt, time.time()))
+
+    def _let_go(self, uid: str, last: bool) -> None:
+        self._free(uid)
+        if last:
+            self._forget(uid)
 
     def _origin(self, job: Job, needed: bool) -> tuple[str, str] | None:
         """The checkpoint of another job at which this one begins; held until it is loaded, where it is `needed`."""

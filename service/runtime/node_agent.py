@@ -138,6 +138,7 @@ class NodeAgent:
             self.turn = Turn(attempt, self._shipper(attempt))
         with self.shipping:
             self.shippers.append(self.turn.shipper)
+        self._tell_standbys()
         return True
 
     def muster(self, epoch: int, slots: Sequence[int]) -> None:
