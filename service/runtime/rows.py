@@ -82,11 +82,7 @@ def rescale(intent: Intent, at: float) -> RescaleRequested:
 
 
 def nodes(fleet: Fleet, at: float) -> list[NodeRow]:
-    named = {field.name for field in dataclasses.fields(NodeRow)}
-    return [
-        NodeRow(**{name: value for name, value in dataclasses.asdict(node).items() if name in named}, seen_at=at)
-        for node in fleet.nodes
-    ]
+    return [NodeRow(**dataclasses.asdict(node), seen_at=at) for node in fleet.nodes]
 
 
 def chunk(uid: str, chunk: Chunk) -> LogChunk:
