@@ -12,7 +12,6 @@ import torch
 
 from workers.data.corpus import Corpus
 from workers.engine import Engine
-from workers.numerics import local
 from workers.parallel import mesh
 from workers.spec import RunSpec
 
@@ -33,9 +32,7 @@ def warm(run: RunSpec, rank: int) -> bool:
         for _ in range(STEPS):
             engine.gradient(*tokens)
             engine.optimizer.step()
-        for tensor in engine.state().values():
-            local(tensor)
-        del engine
+        engine.state()
     gc.collect()
     return True
 

@@ -48,11 +48,10 @@ class Crew:
         with self.lock:
             return next((one for one in self.members.values() if one.slot == slot and one.rank is None), None)
 
-    def put(self, pid: int, rank: int) -> Member:
+    def put(self, pid: int, rank: int) -> None:
         """It is at work from here on."""
         with self.lock:
-            made = self.members[pid] = dataclasses.replace(self.members[pid], rank=rank)
-            return made
+            self.members[pid] = dataclasses.replace(self.members[pid], rank=rank)
 
     def at_work(self) -> dict[int, Member]:
         """By rank."""

@@ -68,7 +68,6 @@ class Standing:
     pids: dict[int, int]  # rank -> pid, of those alive and at work
     ended: tuple[Ended, ...]
     shards: tuple[ShardSaved, ...]  # the newest ones
-    slots: tuple[int, ...]  # that it holds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -223,7 +222,7 @@ class NodeAgent:
         alive = {rank: member.pid for rank, member in self.crew.at_work().items()}
         with self.lock:
             turn = self.turn
-            return Standing(turn.attempt, alive, tuple(turn.ended.values()), tuple(turn.shards), self.slots)
+            return Standing(turn.attempt, alive, tuple(turn.ended.values()), tuple(turn.shards))
 
     # What ranks say
 
@@ -233,7 +232,7 @@ class NodeAgent:
         with self.lock:
             self.born.pop(slot, None)
 
-    def warmed(self, pid: int, done: bool) -> None:
+    def warmed(self, pid: int) -> None:
         """It has got ready as far as it can."""
         self.warm.add(pid)
         self._tell_standbys()

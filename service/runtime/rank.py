@@ -115,7 +115,7 @@ class Rank:
             traceback.print_exc()
             mesh.forget_groups()
             self.warmed = None
-        self.agent.warmed.remote(os.getpid(), self.warmed is not None)
+        self.agent.warmed.remote(os.getpid())
 
     def _train(self, assignment: Assignment, memory: Place | None) -> None:
         from torch.distributed import PrefixStore, TCPStore
