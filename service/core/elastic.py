@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
 from pydantic import ValidationError
 
@@ -20,7 +20,7 @@ from service.core import placement, sticky
 from service.core.plan import kinds, ranking, search
 from service.core.plan import layout as plan_layouts
 from service.core.plan.search import Choice
-from service.core.state import Job, Placement
+from service.core.state import Job, Placement, Taken
 from workers import bubble
 from workers.models.spec import divisors
 from workers.spec import ParallelLayout, layout_problem
@@ -30,8 +30,6 @@ PAUSE_S = 15.0
 
 SIZES = 64
 """The planner is asked for so many sizes of a job, or a few more."""
-
-Taken = Set[tuple[str, int]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -73,6 +73,18 @@ def requested(job: Job, event: events.RescaleRequested, limits: Limits) -> Outco
     return Outcome(after, (), (record(after, "RescaleRequested", reason, event.at, {"slots": event.slots}),))
 
 
+def unmet(job: Job, why: str, at: float) -> Outcome:
+    """Why the job does not have the size yet that was asked for; said once, until it changes."""
+    if why == job.rescale:
+        return Outcome(job)
+    reason = f"keeps its size for now: {why}"
+    return Outcome(dataclasses.replace(job, rescale=why), (), (record(job, "RescaleWaiting", reason, at),))
+
+
+def met(job: Job) -> Outcome:
+    return Outcome(dataclasses.replace(job, rescale=None))
+
+
 def released(job: Job, reason: str, at: float) -> Outcome:
     """What was kept for the next attempt is given up."""
     if job.kept is None:

@@ -253,18 +253,6 @@ def waiting(job: Job, reason: str, at: float) -> Outcome:
     return Outcome(dataclasses.replace(job, reason=reason), (), (record(job, "JobWaiting", reason, at),))
 
 
-def unmet(job: Job, why: str, at: float) -> Outcome:
-    """Why the job does not have the size yet that was asked for; said once, until it changes."""
-    if why == job.rescale:
-        return Outcome(job)
-    reason = f"keeps its size for now: {why}"
-    return Outcome(dataclasses.replace(job, rescale=why), (), (record(job, "RescaleWaiting", reason, at),))
-
-
-def met(job: Job) -> Outcome:
-    return Outcome(dataclasses.replace(job, rescale=None))
-
-
 def backed(job: Job, placement: Placement, why: str, at: float) -> Outcome:
     """Standbys behind a gang that begins, and other spares than it had."""
     after = dataclasses.replace(job, placement=placement)

@@ -10,7 +10,7 @@ spares and standbys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from service.contracts import events
@@ -24,9 +24,7 @@ from service.core.liveness import Limits
 from service.core.moving import MoveDecided
 from service.core.outcome import Outcome
 from service.core.rules import SlotsFound
-from service.core.state import Job, MoveKind, Placement
-
-Slots = Set[tuple[str, int]]  # (node id, device index)
+from service.core.state import Job, MoveKind, Placement, Taken
 
 NAMED_NODES = 3
 MORE = "more is free"
@@ -52,7 +50,7 @@ class Turn(Protocol):
     at: float
     limits: Limits
 
-    def tell(self, job: Job, event: SlotsFound | MoveDecided) -> None: ...
+    def tell(self, job: Job, event: TakenFound | MoveDecided) -> None: ...
 
     def take(self, outcome: Outcome) -> None: ...
 
@@ -71,7 +69,7 @@ def run(turn: Turn, event: Any) -> None:
                 _backs(turn, job, usable, barred, waits)
 
 
-def _place(turn: Turn, usable: Fleet, barred: Slots) -> bool:
+def _place(turn: Turn, usable: Fleet, barred: Taken) -> bool:
     """Offer free slots in order; whether anyone who could be placed is left without."""
     head: Job | None = None
     short = False  # the head is: it does not only stop or back off
@@ -96,7 +94,7 @@ def _place(turn: Turn, usable: Fleet, barred: Slots) -> bool:
     return head is not None
 
 
-def _goes_back(turn: Turn, job: Job, usable: Fleet, barred: Slots) -> bool:
+def _goes_back(turn: Turn, job: Job, usable: Fleet, barred: Taken) -> bool:
     """Place it on what is kept of it, whoever comes first."""
     if job.kept is None or job.layout is None or job.layout.world < elastic.least(job):
         return False
@@ -108,7 +106,7 @@ def _goes_back(turn: Turn, job: Job, usable: Fleet, barred: Slots) -> bool:
     return True
 
 
-def _offer(turn: Turn, job: Job, usable: Fleet, barred: Slots) -> str | None:
+def _offer(turn: Turn, job: Job, usable: Fleet, barred: Taken) -> str | None:
     """Place the job, or say why not."""
     others = [other for other in turn.jobs.values() if other.uid != job.uid]
     alive = {node.id for node in usable.nodes}
@@ -136,7 +134,7 @@ def _offer(turn: Turn, job: Job, usable: Fleet, barred: Slots) -> str | None:
     return refusal
 
 
-def _free(job: Job, fleet: Fleet, taken: Slots) -> int:
+def _free(job: Job, fleet: Fleet, taken: Taken) -> int:
     """Slots that the job could have, wherever they are."""
     there = {node.id: node.slots for node in fleet.nodes if node.device == job.spec.resources.device}
     return sum(there.values()) - sum(node in there for node, _ in taken)
@@ -155,7 +153,7 @@ def _take(turn: Turn, job: Job, fit: Fit) -> None:
     turn.tell(job, SlotsFound(job.uid, fit.layout, fit.placement, fit.why, turn.at))
 
 
-def _possible(job: Job, usable: Fleet, barred: Slots) -> bool:
+def _possible(job: Job, usable: Fleet, barred: Taken) -> bool:
     """Whether it could run on these nodes if it were alone."""
     least, wants = elastic.least(job), elastic.slots(job)
     if _free(job, usable, barred) >= wants:
@@ -195,7 +193,7 @@ def _leaves(turn: Turn, job: Job) -> bool:
     return False
 
 
-def _resizes(turn: Turn, job: Job, usable: Fleet, barred: Slots, waits: bool) -> bool:
+def _resizes(turn: Turn, job: Job, usable: Fleet, barred: Taken, waits: bool) -> bool:
     """Another size by request; or a larger one, where there is room and it pays."""
     if job.layout is None or job.placement is None:
         return False
@@ -228,7 +226,7 @@ def _resizes(turn: Turn, job: Job, usable: Fleet, barred: Slots, waits: bool) ->
     return True
 
 
-def _larger(job: Job, calm: Fleet, taken: Slots, goal: int) -> Fit | None:
+def _larger(job: Job, calm: Fleet, taken: Taken, goal: int) -> Fit | None:
     assert job.layout is not None
     wants, now = elastic.slots(job), job.layout.world
     if goal > wants and (fit := elastic.largest(job, calm, taken, max(wants, now), goal + 1, MORE)):
@@ -241,23 +239,23 @@ def _larger(job: Job, calm: Fleet, taken: Slots, goal: int) -> Fit | None:
         return elastic.largest(job, calm, taken, now, wants, MORE)
 
 
-def _meets(turn: Turn, job: Job, usable: Fleet, taken: Slots) -> bool:
+def _meets(turn: Turn, job: Job, usable: Fleet, taken: Taken) -> bool:
     """Begin to be what was asked for, or say once why it can't be yet."""
     assert job.layout is not None
     try:
         fit = elastic.wanted(job, usable, taken)
     except PlacementRefused as refused:
-        turn.take(rules.unmet(job, refused.message, turn.at))
+        turn.take(moving.unmet(job, refused.message, turn.at))
         return False
     if fit.layout == job.layout:
-        turn.take(rules.met(job))
+        turn.take(moving.met(job))
         return False
     reason = f"goes from {job.layout.world} to {fit.layout.world} slots, {fit.layout}, by request"
     turn.tell(job, MoveDecided(job.uid, "rescale", reason, turn.at))
     return True
 
 
-def _backs(turn: Turn, job: Job, usable: Fleet, barred: Slots, waits: bool) -> None:
+def _backs(turn: Turn, job: Job, usable: Fleet, barred: Taken, waits: bool) -> None:
     """Standbys for a gang that begins; spares where some are missing and nobody waits."""
     assert job.placement is not None
     after: Placement = spares.left(job.placement, usable)

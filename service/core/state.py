@@ -6,7 +6,7 @@ Frozen; changed by `dataclasses.replace`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 from typing import Literal
 
@@ -23,6 +23,9 @@ class Slot:
     node: str  # Ray's node id
     name: str  # the node's name
     index: int  # of the device on its node
+
+
+Taken = Set[tuple[str, int]]  # (node id, device index) of slots that can't be had
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,16 +8,14 @@ no jobs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
 from service.contracts.cluster import Fleet, Node
 from service.contracts.errors import PlacementRefused
 from service.contracts.job import PlacementPolicy
 from service.core import placement
-from service.core.state import Placement, Slot
+from service.core.state import Placement, Slot, Taken
 from workers.spec import ParallelLayout
-
-Taken = Set[tuple[str, int]]
 
 
 def place(

@@ -17,7 +17,6 @@ from service.runtime.ear import AgentGone, Ear
 from service.runtime.hands import Hands
 from service.runtime.node_agent import RankDied
 
-
 NOWHERE = Fleet()  # these orders need no address
 
 
