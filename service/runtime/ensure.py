@@ -11,7 +11,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from service.runtime.controller import ControllerActor
-from service.runtime.gang import CONTROLLER, NAMESPACE
+from service.runtime.named import CONTROLLER, NAMESPACE
 from service.runtime.watcher import CONTROL, ROLE_LABEL
 from service.settings import Settings
 

@@ -18,7 +18,6 @@ import ray
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
-    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -27,7 +26,7 @@ from service.contracts.errors import ClusterError
 from service.contracts.job import JobSpec
 from service.core.commands import RaiseStandbys, StartGang
 from service.core.state import Slot
-from service.runtime import processes
+from service.runtime import named, processes
 from service.runtime.node_agent import NodeAgentActor, Standby, Standing, Stopped
 from service.runtime.recall import Tier
 from service.runtime.stacks import Look
@@ -35,8 +34,6 @@ from workers.spec import Assignment
 
 log = logging.getLogger("phalanx.gang")
 
-NAMESPACE = "phalanx"
-CONTROLLER = "controller"
 GROUP_READY_S = 10.0
 ACTORS_READY_S = 110.0
 STOP_S = 30.0
@@ -171,11 +168,11 @@ class Gang:
 
     def free(self, epoch: int) -> list[Stopped]:
         """End all processes of the job and free its slots; safe to repeat. As `stop`."""
-        handles = [handle for name in _names(self.uid) if (handle := _handle(name)) is not None]
-        stopped = _stopped(agents(self.uid), epoch, keep=False)
+        handles = [handle for name in named.names(self.uid) if (handle := named.handle(name)) is not None]
+        stopped = _stopped(named.agents(self.uid), epoch, keep=False)
         for handle in handles:
             ray.kill(handle, no_restart=True)
-        for group in _groups(self.uid):
+        for group in named.groups(self.uid):
             remove_placement_group(group)
         _wait_gone(self.uid)
         self.agents, self.lost = {}, set()
@@ -183,8 +180,8 @@ class Gang:
 
     def _find(self) -> None:
         """What an earlier controller left."""
-        self.agents = agents(self.uid)
-        self.lost = {name.split("/")[1] for name in _held(self.uid)} - set(self.agents)
+        self.agents = named.agents(self.uid)
+        self.lost = {name.split("/")[1] for name in named.held(self.uid)} - set(self.agents)
 
     def _hold(self, command: StartGang, order: Order) -> None:
         """Agents that know of the attempt, on all nodes of the placement; nothing on others. GangRefused: some can't be
@@ -220,11 +217,11 @@ class Gang:
                 continue
             number = len(new[node])
             self.agents[node] = NodeAgentActor.options(
-                name=f"{self.uid}/{node}/agent", namespace=NAMESPACE, lifetime="detached",
+                name=f"{self.uid}/{node}/agent", namespace=named.NAMESPACE, lifetime="detached",
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
                 num_cpus=0 if gpu else number, num_gpus=number if gpu else 0,
             ).remote(
-                order.epoch, self.uid, node, new[node], CONTROLLER, NAMESPACE,
+                order.epoch, self.uid, node, new[node], named.CONTROLLER, named.NAMESPACE,
                 order.root, order.scratch, order.kernel_log,
             )  # fmt: skip
         return lacking
@@ -234,36 +231,24 @@ class Gang:
         if not nodes:
             return
         _stopped({node: agent for node, agent in self.agents.items() if node in nodes}, epoch, keep=False)
-        for name in _names(self.uid):
-            if name.split("/")[1] in nodes and (handle := _handle(name)) is not None:
+        for name in named.names(self.uid):
+            if name.split("/")[1] in nodes and (handle := named.handle(name)) is not None:
                 ray.kill(handle, no_restart=True)
-        for group in _groups(self.uid, nodes):
+        for group in named.groups(self.uid, nodes):
             remove_placement_group(group)
         _wait_gone(self.uid, nodes)
         self.agents = {node: agent for node, agent in self.agents.items() if node not in nodes}
         self.lost -= nodes
 
 
-def agents(uid: str) -> dict[str, Any]:
-    """Node name -> agent of the job's gang, of those that Ray knows."""
-    found = {name.split("/")[1]: _handle(name) for name in _names(uid) if name.endswith("/agent")}
-    return {node: handle for node, handle in found.items() if handle is not None}
-
-
 def standings(uid: str, epoch: int, timeout_s: float = 5.0) -> dict[str, Standing]:
     """What each agent of the job says of its ranks; agents that don't answer are missing."""
-    answers = {node: agent.standing.remote(epoch) for node, agent in agents(uid).items()}
+    answers = {node: agent.standing.remote(epoch) for node, agent in named.agents(uid).items()}
     found: dict[str, Standing] = {}
     for node, answer in answers.items():
         with contextlib.suppress(ray.exceptions.RayError):
             found[node] = ray.get(answer, timeout=timeout_s)
     return found
-
-
-def jobs_held() -> set[str]:
-    """Uids of all jobs that have an actor or a placement group on the cluster."""
-    names = _names() + [row["name"] for row in _live_groups() if "/" in row["name"]]  # snapshots hold no slot
-    return {name.split("/")[0] for name in names}
 
 
 def _by_node(slots: Iterable[Slot]) -> dict[str, list[int]]:
@@ -335,45 +320,10 @@ def _stopped(agents: Mapping[str, Any], epoch: int, keep: bool) -> list[Stopped]
 
 def _wait_gone(uid: str, nodes: Container[str] | None = None) -> None:
     deadline = time.monotonic() + STOP_S
-    while held := [name for name in _held(uid) if nodes is None or name.split("/")[1] in nodes]:
+    while held := [name for name in named.held(uid) if nodes is None or name.split("/")[1] in nodes]:
         if time.monotonic() > deadline:
             raise ClusterError(f"{held} of job {uid} were not removed in {STOP_S:.0f} s")
         time.sleep(0.02)
-
-
-def _held(uid: str) -> list[str]:
-    """Names of the actors and placement groups of one job's gang."""
-    return [row["name"] for row in _live_groups() if row["name"].startswith(f"{uid}/")] + _names(uid)
-
-
-def _groups(uid: str, nodes: Container[str] | None = None) -> list[PlacementGroup]:
-    rows = [row for row in _live_groups() if row["name"].startswith(f"{uid}/")]
-    rows = [row for row in rows if nodes is None or row["name"].split("/")[1] in nodes]
-    return [PlacementGroup(ray.PlacementGroupID(bytes.fromhex(row["placement_group_id"]))) for row in rows]
-
-
-def _live_groups() -> list[dict[str, Any]]:
-    return [row for row in placement_group_table().values() if row["state"] != "REMOVED"]
-
-
-def _names(uid: str = "") -> list[str]:
-    """Names of the actors of the gang of one job, or of all jobs. Keepers of snapshots outlive gangs."""
-    rows = ray.util.list_named_actors(all_namespaces=True)
-    return [
-        row["name"]
-        for row in rows
-        if row["namespace"] == NAMESPACE
-        and row["name"].startswith(f"{uid}/" if uid else "")
-        and "/" in row["name"]
-        and not row["name"].endswith("/snapshots")
-    ]
-
-
-def _handle(name: str) -> Any:
-    try:
-        return ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:
-        return None  # gone since it was listed
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from service.contracts.cluster import Fleet
 from service.contracts.errors import ClusterError, Fenced
 from service.core.commands import Command, InspectGang, PauseGang, RaiseStandbys, ReleaseGang, StartGang, StopGang
 from service.core.state import Job, Restored
-from service.runtime import gang, holds, recall, stacks
+from service.runtime import gang, holds, named, recall, stacks
 from service.runtime.ear import AgentGone, Complete
 from service.runtime.gang import Gang
 from service.runtime.lanes import Lanes
@@ -138,7 +138,7 @@ class Hands:
         """The memory tier of the attempt, and what is in it."""
         if job.spec.checkpoint.snapshot_every == 0:
             return None
-        where = (gang.NAMESPACE, self.settings.snapshots, self.settings.snapshot_bytes)
+        where = (named.NAMESPACE, self.settings.snapshots, self.settings.snapshot_bytes)
         return recall.prepare(command, fleet, job.spec.run(command.layout), self.epoch, *where, above)
 
     def _gang(self, uid: str) -> Gang:
@@ -224,7 +224,7 @@ class Hands:
     def _forget(self, uid: str) -> None:
         """What is in memory of a job that is over; what could not be reached now, a sweep will."""
         try:
-            recall.forget(uid, self.epoch, gang.NAMESPACE)
+            recall.forget(uid, self.epoch, named.NAMESPACE)
         except ray.exceptions.RayError as error:
             log.warning("snapshots of %s: %s", uid, error)
 
@@ -260,10 +260,10 @@ class Hands:
 
     def _sweep(self, owned: set[str], alive: set[str]) -> None:
         try:
-            for uid in gang.jobs_held() - owned:
+            for uid in named.jobs_held() - owned:
                 log.warning("%s is held by no live attempt: ending it", uid)
                 self.lanes.submit(uid, partial(self._free, uid))
-            for uid in recall.jobs_kept(gang.NAMESPACE) - alive:
+            for uid in recall.jobs_kept(named.NAMESPACE) - alive:
                 log.warning("%s is over and has snapshots: forgetting them", uid)
                 self.lanes.submit(uid, partial(self._forget, uid))
         except ray.exceptions.RayError as error:
