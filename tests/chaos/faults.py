@@ -6,6 +6,7 @@ object, which remembers what it hit.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import os
@@ -25,7 +26,7 @@ RANK = "ray::Rank"
 
 
 @dataclasses.dataclass
-class Fault:
+class Fault(abc.ABC):
     """`holds`: seconds between strike and undo, from and to."""
 
     name: ClassVar[str]
@@ -35,9 +36,9 @@ class Fault:
         """Whether it can come now, and the job can go on after it."""
         return job.phase is Phase.RUNNING
 
+    @abc.abstractmethod
     def strike(self, fleet: Fleet, job: JobView, rng: random.Random) -> str:
         """Break it; what was broken, in a few words."""
-        raise NotImplementedError
 
     def undo(self, fleet: Fleet) -> None:
         """What comes back does so."""
