@@ -40,7 +40,7 @@ class Fault(abc.ABC):
     def strike(self, fleet: Fleet, job: JobView, rng: random.Random) -> str:
         """Break it; what was broken, in a few words."""
 
-    def undo(self, fleet: Fleet) -> None:
+    def undo(self, fleet: Fleet) -> None:  # noqa: B027  # most have nothing to undo
         """What comes back does so."""
 
 
