@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.checkpoint.memory import MTBF_S, Rhythm, interval
+from workers.checkpoint.memory import MTBF_S, Note, Rhythm, interval
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_the_mean_time_between_failures_of_a_cluster_is_as_published() -> None:
     assert 2.5 < MTBF_S / 16384 / 3600 < 3.5  # one interruption in three hours
 
 
-def note(world: int, busy: float = 0.0, cost_s: float = 0.0, step_s: float = 1.0) -> tuple[float, float, float]:
-    return busy, world * cost_s, world * step_s
+def note(world: int, busy: float = 0.0, cost_s: float = 0.0, step_s: float = 1.0, lacking: float = 0.0) -> Note:
+    return Note(busy, lacking, world * cost_s, world * step_s)
 
 
 def test_rhythm() -> None:
@@ -57,3 +57,7 @@ def test_a_given_rhythm(every: int, wanted: tuple[int, ...], taken: list[int]) -
 
 def test_nothing_is_wanted_so_much_that_it_comes_before_the_last_one_is_held() -> None:
     assert not Rhythm(1, devices=4, last=0).due(5, note(4, busy=1.0), wanted=True)
+
+
+def test_none_is_taken_where_some_rank_has_no_memory_for_it() -> None:
+    assert not Rhythm(1, devices=4, last=0).due(5, note(4, lacking=1.0), wanted=True)
