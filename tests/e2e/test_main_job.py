@@ -21,6 +21,7 @@ def test_a_killed_rank_changes_no_loss(world: World, pool: Pool, tmp_path: Path)
     spec = parse_job(JOB)
     undisturbed, *_ = pool.run(8, runs.train, str(tmp_path), spec.run(ParallelLayout(dp=2, pp=2, tp=2)), 1, ())
     hit = world.submit(name="hit", checkpoint={"snapshot_every": 0})  # back from storage
+    saved = world.saved(hit, 16)  # one may be under way: it is lost with the rank, or published just in time
     world.kill(hit, attempt=1, rank=5, after=17)
     view = world.finish(hit)
 
@@ -32,7 +33,10 @@ def test_a_killed_rank_changes_no_loss(world: World, pool: Pool, tmp_path: Path)
     (incident,) = view.status.incidents
     assert (incident.cause, incident.kind, incident.rank) == (Cause.INFRASTRUCTURE, "process_died", 5)
     assert incident.detect_s < 2.0
-    assert incident.steps_redone == incident.step - 16  # it went on at the checkpoint of step 16
+    assert incident.steps_redone is not None
+    went_on = incident.step - incident.steps_redone
+    assert went_on >= saved
+    assert went_on % 8 == 0  # at a checkpoint
     assert incident.recover_s is not None
     assert 0 < view.goodput < 1
     assert not view.status.holds_slots
