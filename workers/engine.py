@@ -70,6 +70,8 @@ class Engine:
         self.kind = registry.of(run.model)
         self.cuts: dict[str, Cut] = {}
         self.experts = mesh.of_experts(self.layout, device) if run.model.experts else None
+        self.spread = axes["replicate", "shard", "tp"]  # over which the state lies; to cut a mesh takes long
+        self.experts_spread = None if self.experts is None else self.experts["replicate", "edp", "ep"]
         self.parts = self._build()
         self.named, self.copies = self._parameters()
         copies = [numerics.copies(self._placed(name, parameter.detach())) for name, parameter in self.named.items()]
@@ -83,9 +85,9 @@ class Engine:
             for name, module in part.named_modules()
             if isinstance(module, MixtureOfExperts) and module.spec.bias_rate
         }
-        stage = axes["replicate", "shard", "tp"]
-        self.stage = mesh.hurry(stage._flatten("stage").get_group()) if self.moes else None
+        self.stage = mesh.hurry(self.spread._flatten("stage").get_group()) if self.moes else None
         self.optimizer = Optimizer(run.train, [*self.named.values(), *self.copies.values()])
+        self.owned: State | None = None
         self.tie = pipeline.Tie(self.layout, axes) if run.model.tied_embedding and self.layout.pp > 1 else None
         self.pipeline = self._pipeline()
         self.before_update: Callable[[], None] = lambda: None  # the state is about to change: copies may be under way
@@ -275,8 +277,13 @@ class Engine:
         return {name: self._placed(name, grad) for name, grad in found.items() if grad is not None}
 
     def state(self) -> State:
-        """Every tensor of the training state that this rank owns, by logical name: DTensors on the (dp, tp) mesh."""
-        return self._state(self.named)
+        """Every tensor of the training state that this rank owns, by logical name: DTensors on the (dp, tp) mesh.
+
+        Always the same ones, which training changes in place.
+        """
+        if self.owned is None:
+            self.owned = self._state(self.named)
+        return self.owned
 
     def progress(self) -> dict[str, Any]:
         """The rest of the training state: the same in any layout."""
@@ -285,7 +292,7 @@ class Engine:
 
     def restore(self, fill: Callable[[State], None], progress: Mapping[str, Any]) -> None:
         """Continue at `progress`: `fill` fills tensors by logical name, copies of other stages' tensors too."""
-        own, copies = self._state(self.named), self._state(self.copies)
+        own, copies = self.state(), self._state(self.copies)
         fill({**copies, **own})
         for name, copy in copies.items():
             if name in own:
@@ -303,10 +310,10 @@ class Engine:
 
     def _placed(self, name: str, tensor: torch.Tensor) -> DTensor:
         """What ranks hold of a tensor cut as the parameter called `name`."""
-        if self.experts is not None and dimension(self.kind.SHARDING, name, "ep") is not None:
-            return placed(tensor, self.cuts[name], self.experts["replicate", "edp", "ep"])
-        return placed(tensor, self.cuts.get(name), self.mesh["replicate", "shard", "tp"])
+        if self.experts_spread is not None and dimension(self.kind.SHARDING, name, "ep") is not None:
+            return placed(tensor, self.cuts[name], self.experts_spread)
+        return placed(tensor, self.cuts.get(name), self.spread)
 
-    def slices(self) -> dict[str, int]:
+    def slices(self, state: State) -> dict[str, int]:
         """The dimension along which each tensor is stored in tiles."""
-        return {name: sliced(self.kind.SHARDING, name) for name in self.state()}
+        return {name: sliced(self.kind.SHARDING, name) for name in state}

@@ -235,8 +235,8 @@ class Loop:
             self.tell(Moved(self.assignment.rank, "save", step, time.time()))
             self.saved = step
         if durable or snapshot:
-            header = self.cursor.header(self.run_spec, engine.progress())
-            self.saver.save(step, engine.state(), engine.slices(), header, durable=durable, snapshot=snapshot)
+            state, header = engine.state(), self.cursor.header(self.run_spec, engine.progress())
+            self.saver.save(step, state, engine.slices(state), header, durable=durable, snapshot=snapshot)
 
 
 def evaluation(run: RunSpec) -> Corpus | None:

@@ -156,6 +156,11 @@ class Ear:
             return [GangFinished(self.uid, self.attempt, at)]
         return []
 
+    @property
+    def wonders(self) -> bool:
+        """Whether something broke and its root is still looked for."""
+        return self.fault_at is not None and not self.over
+
     def _patience_s(self) -> float:
         """How long a better root may still come: not at all for a process that ended while its agent lives, but long
         where all there is are broken connections, or an agent that fell silent."""

@@ -155,12 +155,13 @@ class Gang:
                 found += ray.get(answer)
         return sorted(found, key=lambda look: look.rank)
 
-    def stop(self, epoch: int) -> list[Stopped]:
-        """End all ranks; agents and standbys stay. What the agents had left to say.
+    def stop(self, epoch: int, gone: Container[str] = ()) -> list[Stopped]:
+        """End all ranks; agents and standbys stay. What the agents had left to say. Nodes that are gone aren't asked.
 
         Raises ClusterError when a process would not go.
         """
-        stopped = _stopped(self.agents, epoch, keep=True)
+        there = {node: agent for node, agent in self.agents.items() if node not in gone}
+        stopped = _stopped(there, epoch, keep=True)
         for node in set(self.agents) - {answer.node for answer in stopped}:
             del self.agents[node]
             self.lost.add(node)
@@ -193,7 +194,8 @@ class Gang:
             if node in slots
         }
         usable = {node for node, answer in begun.items() if _agreed(answer)}
-        self._leave((set(self.agents) | self.lost) - usable, order.epoch)
+        self._leave((set(self.agents) - usable) | (self.lost & set(slots)), order.epoch)
+        self._drop(self.lost)
         lacking = self._reserve(command.placement.slots, order)
         if lacking:
             refused = GangRefused(f"node {lacking[0]} has no room for {len(slots[lacking[0]])} slots")
@@ -231,14 +233,18 @@ class Gang:
         if not nodes:
             return
         _stopped({node: agent for node, agent in self.agents.items() if node in nodes}, epoch, keep=False)
+        self._drop(nodes)
+        _wait_gone(self.uid, nodes)
+        self.agents = {node: agent for node, agent in self.agents.items() if node not in nodes}
+        self.lost -= nodes
+
+    def _drop(self, nodes: Container[str]) -> None:
+        """What is on these nodes is to end; a node that is gone answers only once Ray knows that it is."""
         for name in named.names(self.uid):
             if name.split("/")[1] in nodes and (handle := named.handle(name)) is not None:
                 ray.kill(handle, no_restart=True)
         for group in named.groups(self.uid, nodes):
             remove_placement_group(group)
-        _wait_gone(self.uid, nodes)
-        self.agents = {node: agent for node, agent in self.agents.items() if node not in nodes}
-        self.lost -= nodes
 
 
 def standings(uid: str, epoch: int, timeout_s: float = 5.0) -> dict[str, Standing]:

@@ -70,7 +70,8 @@ class Hands:
             case StopGang():
                 if job.checkpoint is not None:  # no late publication removes what is loaded next
                     self.loading[job.uid] = (job.checkpoint,)
-                self.stop(command.uid, command.attempt, last=job.ending is not None, keep=command.keep)
+                gone = _gone(job, fleet)
+                self.stop(command.uid, command.attempt, last=job.ending is not None, keep=command.keep, gone=gone)
             case ReleaseGang():
                 self.lanes.submit(job.uid, partial(self._let_go, job.uid, job.phase.terminal))
             case PauseGang():
@@ -81,10 +82,13 @@ class Hands:
                 self.lanes.submit(job.uid, partial(self._stand_by, command, job))
         return False
 
-    def stop(self, uid: str, attempt: int, last: bool, keep: bool) -> None:
-        """Also gives up a start of this attempt that is under way. After the last attempt snapshots go too."""
+    def stop(self, uid: str, attempt: int, last: bool, keep: bool, gone: Collection[str] = ()) -> None:
+        """Also gives up a start of this attempt that is under way. After the last attempt snapshots go too.
+
+        `gone`: names of nodes that nobody needs to ask.
+        """
         self.stopped[uid] = attempt
-        self.lanes.submit(uid, partial(self._stop, uid, attempt, last, keep))
+        self.lanes.submit(uid, partial(self._stop, uid, attempt, last, keep, gone))
 
     def publish(self, job: Job, complete: Complete) -> None:
         self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._publish, job, complete))
@@ -173,8 +177,8 @@ class Hands:
     def _pause(self, uid: str) -> None:
         self._gang(uid).pause(self.epoch)
 
-    def _stop(self, uid: str, attempt: int, last: bool, keep: bool) -> None:
-        self._free(uid, keep)
+    def _stop(self, uid: str, attempt: int, last: bool, keep: bool, gone: Collection[str]) -> None:
+        self._free(uid, keep, gone)
         if last:
             self._forget(uid)
             self.retentions.pop(uid, None)
@@ -205,12 +209,12 @@ class Hands:
         except OSError as error:  # it ends by itself
             log.warning("the hold of %s could not be removed: %s", uid, error)
 
-    def _free(self, uid: str, keep: bool = False) -> None:
+    def _free(self, uid: str, keep: bool = False, gone: Collection[str] = ()) -> None:
         """Until everything of the job is gone, or, where the rest is kept, its ranks are; or this reign."""
         while not self.over.is_set():
             try:
                 held = self._gang(uid)
-                for stopped in held.stop(self.epoch) if keep else held.free(self.epoch):
+                for stopped in held.stop(self.epoch, gone) if keep else held.free(self.epoch):
                     self.inbox.put(stopped)
                 if not keep:
                     self.gangs.pop(uid, None)
@@ -302,6 +306,13 @@ def undone(storage: Storage, restored: Restored | None) -> set[str]:
     if restored is None:
         return set()
     return {path for path in manifest.published(storage) if restored.bars(*manifest.key_of(path))}
+
+
+def _gone(job: Job, fleet: Fleet) -> frozenset[str]:
+    """Names of the job's nodes that the fleet no longer has, not under another id either."""
+    placement = job.placement or job.kept
+    slots = (*placement.slots, *placement.spares) if placement else ()
+    return frozenset(slot.name for slot in slots) - {node.name for node in fleet.nodes}
 
 
 def _publishing(uid: str, attempt: int) -> str:

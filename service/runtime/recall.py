@@ -112,7 +112,8 @@ def _prepare(
 ) -> Tier:
     job, names = command.uid, {node.id: node.name for node in fleet.nodes}
     chosen = peers.choose(command.layout, command.placement, fleet)
-    known = keepers(job, namespace)
+    there = set(names.values())
+    known = {node: keeper for node, keeper in keepers(job, namespace).items() if node in there}
     gang = {slot.node: slot.name for slot in command.placement.slots}
     wanted = gang | {peer: names[peer] for peer in chosen.values()}
     for node, name in wanted.items():

@@ -1,7 +1,7 @@
 """What a controller does from taking the lease to losing it: hear, decide by the core, write, act; in that order.
 
 It writes before it acts: a crash in between leaves a command undone, which the next reign's adoption and the sweep make
-good. Knows no Ray but through its hands and its watcher.
+good. Knows no Ray but through its hands and its lookout.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from service.contracts.job import folder, parse_job
 from service.core import codec, machine
 from service.core.commands import Command, Record
 from service.core.state import Job, State
-from service.runtime import adoption, rows, watcher
+from service.runtime import adoption, rows
 from service.runtime.ear import AgentGone, Ear
 from service.runtime.errands import Answered, Errands
 from service.runtime.hands import Hands
 from service.runtime.logs import Chunk
+from service.runtime.lookout import Lookout
 from service.runtime.node_agent import Stopped
 from service.runtime.outbox import Said
 from service.settings import Settings
@@ -37,7 +38,6 @@ log = logging.getLogger("phalanx.controller")
 TURN_S = 0.05
 POLL_S = 0.25
 TICK_S = 0.5
-WATCH_S = 0.5
 SWEEP_S = 30.0
 
 Source = tuple[str, int, str]  # job, attempt, node: one agent
@@ -95,7 +95,8 @@ class Reign:
         self.inbox, self.deliveries = inbox, deliveries
         self.hands = Hands(epoch, settings, inbox)
         self.errands = Errands(inbox)
-        self.state = State(fleet=watcher.fleet(), health=codec.load_health(store.health()))
+        self.lookout = Lookout()
+        self.state = State(fleet=self.lookout.fleet(), health=codec.load_health(store.health()))
         self.health_written = self.state.health
         self.ears: dict[str, Ear] = {}
         self.seen = 0  # highest seq of a job that was taken up
@@ -116,7 +117,8 @@ class Reign:
         self.ears = found.ears
         observed = events.FleetObserved(self.state.fleet, now)  # nodes were lost while nobody looked
         self._decide([*fresh, observed, *found.events], found.records, [], [], now)
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        arguments = (self.state.fleet, self._observed, self.over)
+        threading.Thread(target=self.lookout.watch, args=arguments, name="watch", daemon=True).start()
 
     def end(self) -> None:
         self.over.set()
@@ -148,6 +150,8 @@ class Reign:
         intents = answered + self._poll(happened, now)
         for ear in self.ears.values():
             happened += ear.due(now, self.hands.publishing(ear.uid, ear.attempt))
+            if ear.wonders:
+                self.lookout.doubt.set()
         if self._due("tick", TICK_S):
             happened.append(events.Ticked(now))
         self._decide(happened, [], chunks, intents, now)
@@ -303,22 +307,12 @@ class Reign:
             owned = {job.uid for job in self.state.jobs.values() if job.holds_slots}
             self.hands.sweep(owned, set(self.state.jobs))
 
+    def _observed(self, fleet: Fleet) -> None:
+        self.inbox.put(events.FleetObserved(fleet, time.time()))
+
     def _due(self, name: str, every_s: float) -> bool:
         now = time.monotonic()
         if now - self.last[name] < every_s:
             return False
         self.last[name] = now
         return True
-
-    def _watch(self) -> None:
-        """Tells of changes of the fleet. A thread of its own: Ray's table can't be read while the head is down."""
-        known = self.state.fleet
-        while not self.over.wait(WATCH_S):
-            try:
-                fleet = watcher.fleet()
-            except Exception as error:
-                log.warning("Ray's node table could not be read: %s", error)
-                continue
-            if fleet != known:
-                known = fleet
-                self.inbox.put(events.FleetObserved(fleet, time.time()))

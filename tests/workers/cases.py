@@ -222,7 +222,8 @@ def going_on(
 
         def save(step: int) -> None:
             saver = Saver(storage, assignment, said.append)
-            saver.save(step, engine.state(), engine.slices(), cursor.header(run, engine.progress()))
+            state = engine.state()
+            saver.save(step, state, engine.slices(state), cursor.header(run, engine.progress()))
             saver.close()
 
         yield engine, cursor, save, said

@@ -6,6 +6,7 @@ In the model itself a parameter is a plain tensor, this rank's part: products sh
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import nn
@@ -45,6 +46,6 @@ def placed(tensor: torch.Tensor, known: Cut | None, mesh: DeviceMesh) -> DTensor
     if isinstance(tensor, DTensor):
         shard = _StridedShard(0, split_factor=ranks) if dim == 0 and ranks > 1 else Shard(0)
     shape = known.shape if known else tensor.shape
-    stride = torch.empty(shape, device="meta").stride()
+    stride = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
     placements = [Replicate(), shard, inner]
     return DTensor.from_local(local(tensor), mesh, placements, run_check=False, shape=shape, stride=stride)

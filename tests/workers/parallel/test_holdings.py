@@ -54,7 +54,7 @@ def held(store: dist.Store, rank: int, run: RunSpec) -> tuple[dict[str, Held], d
         engine = Engine(run, corpus.vocabulary, axes, torch.device("cpu"))
         filled: dict[str, torch.Tensor] = {}
         engine.restore(filled.update, engine.progress())
-        return told(engine.state(), engine.slices()), told(filled, engine.slices())
+        return told(engine.state(), engine.slices(filled)), told(filled, engine.slices(filled))
 
 
 def told(state: dict[str, torch.Tensor], slices: dict[str, int]) -> dict[str, Held]:
