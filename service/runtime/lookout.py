@@ -1,8 +1,8 @@
 """The fleet as Ray has it, less the nodes that are known to be gone sooner than Ray knows.
 
-Ray asks a silent node several times before it gives it up. But a raylet that has ended refuses connections at once: when
-something broke, every node is knocked at. A refusal counts where the door was open before, for nobody else answers
-there; a host that is silent is left to Ray, for it may be slow, or behind a broken link.
+Ray asks a silent node several times before it gives it up. But a raylet that has ended refuses connections at once:
+when something broke, every node is knocked at. A refusal counts where the door was open before, for nobody else
+answers there; a host that is silent is left to Ray, for it may be slow, or behind a broken link.
 """
 
 from __future__ import annotations

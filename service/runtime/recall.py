@@ -111,6 +111,7 @@ def _prepare(
     command: StartGang, fleet: Fleet, run: RunSpec, epoch: int, namespace: str, root: str, limit: int, above: int
 ) -> Tier:
     job, names = command.uid, {node.id: node.name for node in fleet.nodes}
+    addresses = {node.id: node.address for node in fleet.nodes}
     chosen = peers.choose(command.layout, command.placement, fleet)
     there = set(names.values())
     known = {node: keeper for node, keeper in keepers(job, namespace).items() if node in there}
@@ -118,7 +119,7 @@ def _prepare(
     wanted = gang | {peer: names[peer] for peer in chosen.values()}
     for node, name in wanted.items():
         if name not in known:
-            known[name] = _keeper(epoch, job, node, name, namespace, root, limit)
+            known[name] = _keeper(epoch, job, node, name, namespace, root, limit, addresses[node])
     answers = _asked({node: keeper.kept.remote() for node, keeper in known.items()}, BORN_S)
     kept = [one for said in answers.values() for one in said]
     nodes = shelf.nodes_of(kept)
@@ -157,11 +158,11 @@ def _unless_lost(folder: str) -> Iterator[None]:
         log.warning("the snapshot in %s is passed over: %s", folder, error)
 
 
-def _keeper(epoch: int, job: str, node: str, name: str, namespace: str, root: str, limit: int) -> Any:
+def _keeper(epoch: int, job: str, node: str, name: str, namespace: str, root: str, limit: int, host: str) -> Any:
     return SnapshotsActor.options(
         name=SNAPSHOTS.format(job=job, node=name), namespace=namespace, lifetime="detached", get_if_exists=True,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(epoch, job, name, root, limit)  # fmt: skip
+    ).remote(epoch, job, name, root, limit, host)  # fmt: skip
 
 
 def _asked(questions: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

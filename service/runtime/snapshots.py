@@ -19,12 +19,11 @@ from typing import Any
 import ray
 
 from service.contracts.errors import Fenced
+from service.runtime import courier
 from workers.checkpoint import manifest
 from workers.checkpoint.storage import Storage
 from workers.reports import ShardSaved
 
-CHUNK = 16 << 20  # bytes sent to a peer at once
-PUSH_S = 60.0  # that a peer may take for one chunk
 GENERATIONS = 2
 RECORD = ".record"
 SNAPSHOTS = "{job}/{node}/snapshots"  # name of the actor
@@ -45,7 +44,7 @@ class Kept:
 
 
 class Snapshots:
-    def __init__(self, epoch: int, job: str, node: str, root: str, limit: int) -> None:
+    def __init__(self, epoch: int, job: str, node: str, root: str, limit: int, host: str = "127.0.0.1") -> None:
         self.epoch, self.job, self.node = epoch, job, node
         self.folder = Path(root) / node / job
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -53,14 +52,16 @@ class Snapshots:
         self.limit = limit or shutil.disk_usage(self.folder).free // 2
         self.admitted: dict[tuple[str, int], int] = {}  # (owner, rank) -> bytes of one generation
         self.peer: Any = None
+        self.way: courier.Door | None = None  # to the peer
         self.pruning = threading.Lock()
+        self.porter = courier.Porter(host, self.folder / BESIDE, self._taken)
 
     # Orders
 
     def begin(self, epoch: int, peer: Any, keep: Sequence[str]) -> None:
         """A new attempt: its peer, and the generations (folders) that are whole; all others go."""
         self._obey(epoch)
-        self.peer = peer
+        self.peer, self.way = peer, None
         self.admitted = {}
         for folder in self._generations():
             if folder not in keep:
@@ -74,6 +75,7 @@ class Snapshots:
     def end(self, epoch: int) -> None:
         """Forget everything."""
         self._obey(epoch)
+        self.porter.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # What ranks ask
@@ -101,28 +103,15 @@ class Snapshots:
         try:
             if self.peer is not None:
                 self._push(world, record)
-        except ray.exceptions.RayError as error:
+        except (ray.exceptions.RayError, OSError) as error:
             raise OSError(f"the peer of {self.node} did not take it: {type(error).__name__}") from error
 
     # What peers ask
 
     @ray.method(concurrency_group="take")  # type: ignore[untyped-decorator]
-    def take(self, path: str, start: int, chunk: bytes) -> None:
-        """Bytes of a file from `start` on, in order."""
-        arriving = self.folder / BESIDE / path
-        arriving.parent.mkdir(parents=True, exist_ok=True)
-        with arriving.open("wb" if start == 0 else "r+b") as out:
-            out.seek(start)
-            out.write(chunk)
-
-    @ray.method(concurrency_group="take")  # type: ignore[untyped-decorator]
-    def taken(self, world: int, record: ShardSaved) -> None:
-        """All of a shard has come: it is one of ours from here on."""
-        for path in (_data(record), record.index):
-            final = self.folder / path
-            final.parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / BESIDE / path).replace(final)
-        self._keep(world, record)
+    def door(self) -> courier.Door:
+        """Where shards of others come in."""
+        return self.porter.door
 
     # What readers ask
 
@@ -146,12 +135,19 @@ class Snapshots:
         return found
 
     def _push(self, world: int, record: ShardSaved) -> None:
+        if self.way is None:
+            self.way = ray.get(self.peer.door.remote(), timeout=courier.SILENT_S)
+        files = {path: self.folder / path for path in (_data(record), record.index)}
+        courier.send(self.way, files, {"world": world, **dataclasses.asdict(record)})
+
+    def _taken(self, note: courier.Note) -> None:
+        """All of a shard has come from a peer: it is one of ours from here on."""
+        world, record = note.pop("world"), ShardSaved(**note)
         for path in (_data(record), record.index):
-            nbytes = self.storage.size(path)
-            for start in range(0, max(1, nbytes), CHUNK):
-                chunk = self.storage.read(path, start, start + CHUNK)
-                ray.get(self.peer.take.remote(path, start, chunk), timeout=PUSH_S)
-        ray.get(self.peer.taken.remote(world, record), timeout=PUSH_S)
+            final = self.folder / path
+            final.parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / BESIDE / path).replace(final)
+        self._keep(world, record)
 
     def _keep(self, world: int, record: ShardSaved) -> None:
         """Its record makes a shard whole; the generation before the last goes."""

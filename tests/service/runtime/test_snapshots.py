@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from service.contracts.errors import Fenced
 from service.contracts.job import PlacementPolicy
 from service.core import peers, placement
 from service.core.state import Restored
-from service.runtime import recall, shelf
+from service.runtime import courier, recall, shelf
 from service.runtime.snapshots import Kept, Snapshots
 from workers.checkpoint import manifest, shards
 from workers.checkpoint.shards import Piece, Region
@@ -21,8 +23,10 @@ from workers.spec import ParallelLayout
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Snapshots:
-    return Snapshots(3, "job", "n0", str(tmp_path), limit=1000)
+def keeper(tmp_path: Path) -> Iterator[Snapshots]:
+    made = Snapshots(3, "job", "n0", str(tmp_path), limit=1000)
+    yield made
+    made.porter.close()
 
 
 def shard(storage: Storage, step: int, rank: int, attempt: int = 1, token: str = "a") -> ShardSaved:
@@ -83,11 +87,12 @@ def test_what_comes_from_a_peer_is_ours_once_it_is_all_there(keeper: Snapshots, 
     record = shard(other, 5, 1)
     data, index = record.index.replace(".json", ".bin"), record.index
     whole = other.read(data)
-    keeper.take(data, 0, whole[:60])
-    keeper.take(data, 60, whole[60:])
-    keeper.take(index, 0, other.read(index))
+    files = {name: tmp_path / "other" / name for name in (data, index)}
+    note = {"world": 2, **dataclasses.asdict(record)}
+    with pytest.raises(OSError, match="No such file"):
+        courier.send(keeper.door(), {data: files[data], index: tmp_path / "none"}, note)
     assert held(keeper) == []
-    keeper.taken(2, record)
+    courier.send(keeper.door(), files, note)
     assert held(keeper) == [(5, 1)]
     assert (keeper.read(data, None, None), keeper.size(data), keeper.read(index, 3, 9)) == (
         whole, len(whole), other.read(index)[3:9],
@@ -111,7 +116,9 @@ def test_memory_is_bounded_for_own_ranks_and_peers_together(keeper: Snapshots) -
 
 
 def test_the_limit_is_half_of_what_is_free_where_none_is_given(tmp_path: Path) -> None:
-    assert Snapshots(1, "job", "n0", str(tmp_path), limit=0).limit > 1 << 20
+    made = Snapshots(1, "job", "n0", str(tmp_path), limit=0)
+    assert made.limit > 1 << 20
+    made.porter.close()
 
 
 def test_the_end_leaves_nothing(keeper: Snapshots, tmp_path: Path) -> None:
