@@ -1,4 +1,4 @@
-"""Files from the memory of one node to that of another, over plain TCP: Ray's calls would copy every byte several times.
+"""Files from the memory of one node to that of another, over plain TCP: Ray's calls would copy all bytes several times.
 
 A sender opens a connection, says who it is and what comes, and sends the bytes; the answer comes once they are
 kept. Knows files and a note that goes with them; not what they are for.

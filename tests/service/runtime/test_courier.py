@@ -74,11 +74,11 @@ def test_who_does_not_know_the_word_gets_nothing_in(porter: Porter, desk: Desk, 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n", courier.LENGTH.pack(3) + b"no!", b"\xff" * 8])
 def test_a_stranger_is_shown_out(porter: Porter, desk: Desk, files: dict[str, Path], data: bytes) -> None:
-    with socket.create_connection((porter.door.host, porter.door.port), 10) as stranger:
-        with contextlib.suppress(ConnectionResetError):  # what it said was not heard to its end
-            stranger.sendall(data)
-            stranger.shutdown(socket.SHUT_WR)
-            assert stranger.recv(1) == b""
+    cut_off = contextlib.suppress(ConnectionResetError)  # what it said was not heard to its end
+    with cut_off, socket.create_connection((porter.door.host, porter.door.port), 10) as stranger:
+        stranger.sendall(data)
+        stranger.shutdown(socket.SHUT_WR)
+        assert stranger.recv(1) == b""
     courier.send(porter.door, files, {"step": 1})
     assert desk.notes == [{"step": 1}]
 
@@ -94,6 +94,7 @@ def test_a_sender_that_breaks_off_leaves_no_note(porter: Porter, desk: Desk) -> 
 
 
 def test_a_porter_that_is_gone(porter: Porter, files: dict[str, Path]) -> None:
+    door = porter.door
     porter.close()
     with pytest.raises(ConnectionRefusedError):
-        courier.send(porter.door, files, {})
+        courier.send(door, files, {})
