@@ -194,8 +194,8 @@ class Gang:
             if node in slots
         }
         usable = {node for node, answer in begun.items() if _agreed(answer)}
-        self._leave((set(self.agents) - usable) | (self.lost & set(slots)), order.epoch)
-        self._drop(self.lost)
+        self._leave(set(self.agents) - usable, order.epoch)
+        self._drop(self.lost - set(slots))
         lacking = self._reserve(command.placement.slots, order)
         if lacking:
             refused = GangRefused(f"node {lacking[0]} has no room for {len(slots[lacking[0]])} slots")
@@ -209,6 +209,7 @@ class Gang:
         """Agents where there are none so far. The nodes that have no room for one."""
         gpu, lacking = order.spec.resources.device == "gpu", []
         new = {node: indices for node, indices in _by_node(slots).items() if node not in self.agents}
+        self._leave(self.lost & set(new), order.epoch)
         ids = {slot.name: slot.node for slot in slots}
         groups = {node: _group(self.uid, node, ids[node], len(indices), gpu) for node, indices in new.items()}
         deadline = time.monotonic() + GROUP_READY_S

@@ -309,11 +309,23 @@ class MemoryLost(Fault):
         return host
 
 
+class DeviceFault(Fault):
+    """The driver logs an error of a device that is over with the processes on it."""
+
+    name = "device_fault"
+    XID = 94
+
+    def strike(self, fleet: Fleet, job: JobView, rng: random.Random) -> str:
+        host = rng.choice(hosts_of(job))
+        fleet.kernels[host].xid(0, self.XID)
+        return f"Xid {self.XID} on {host}"
+
+
 KINDS: dict[str, Callable[[], Fault]] = {
     kind.name: kind
     for kind in (
         KillRank, StopRank, HangRank, KillNode, KillController, KillApi, KillKeeper, KillHead, CutHost, Partition,
-        SlowHost, FarHost, FullDisk, StorageReadOnly, StorageAway, StoreLocked, MemoryLost,
+        SlowHost, FarHost, FullDisk, StorageReadOnly, StorageAway, StoreLocked, MemoryLost, DeviceFault,
     )
 }  # fmt: skip
 

@@ -29,6 +29,7 @@ from service.contracts.cluster import NODE_LABEL, RACK_LABEL
 from service.contracts.errors import ClusterError, PhalanxError
 from service.keeper import Keeper
 from service.local import HEALTH, OBJECT_STORE_BYTES
+from service.runtime.health.fake import FakeLog
 from tests.chaos.net import CORE, Net
 from tests.e2e.world import until
 
@@ -205,6 +206,7 @@ class Fleet:
             ("mount", "-t", "tmpfs", "-o", f"size={STORAGE_MB}m", f"{self.net.prefix}-storage", str(self.storage)),
             check=True,
         )
+        self.kernels = {host: FakeLog(self.temp / f"{host}.kmsg") for host in self.rack_of}  # outlive their hosts
         token = self.temp / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
@@ -217,7 +219,7 @@ class Fleet:
             **{f"RAY_health_check_{name}": value for name, value in HEALTH.items()},
             **self._redis_environment(),
             "PHALANX_HOME": str(self.home), "PHALANX_SNAPSHOTS": str(self.snapshots),
-            "PHALANX_SCRATCH": str(self.temp / "scratch"),
+            "PHALANX_SCRATCH": str(self.temp / "scratch"), "PHALANX_KERNEL_LOG": str(self.temp / "{node}.kmsg"),
             "PHALANX_RAY_ADDRESS": f"{self.net.addresses['head']}:{GCS_PORT}",
             "PHALANX_LIMITS": ",".join(f"{name}={value}" for name, value in LIMITS.items()),
             "PHALANX_API_HOST": self.net.addresses["head"],

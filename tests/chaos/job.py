@@ -14,7 +14,7 @@ def spec(steps: int, slots: int = 4, layout: dict[str, int] = LAYOUT, **sections
         "data": {},
         "train": {"steps": steps, "global_batch": 8, "learning_rate": 1e-2, "precision": "float64", "seed": 3},
         "parallel": layout,
-        "resources": {"device": "cpu", "slots": slots},
+        "resources": {"device": "cpu", "slots": slots, "elastic": {"min_slots": slots // 2}, "spares": 1},
         "checkpoint": {"every_steps": 20, "snapshot_every": 1},
         "budgets": {"infrastructure": 1000, "hang": 1000, "user_error": 1000},
     }
