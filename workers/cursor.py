@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.checkpoint.manifest import BadCheckpoint, Manifest
+from workers.reports import StepDone
 from workers.spec import RunSpec
+
+RECENT = 32  # steps
 
 
 @dataclasses.dataclass(slots=True)
@@ -18,6 +21,7 @@ class Cursor:
     step: int = 0
     samples: int = 0
     ledger: list[dict[str, int]] = dataclasses.field(default_factory=list)
+    recent: list[tuple[int, StepDone]] = dataclasses.field(default_factory=list)  # of rank 0: (attempt, what it said)
 
     def advance(self, count: int) -> None:
         """One step consumed the next `count` samples."""
@@ -27,6 +31,14 @@ class Cursor:
         self.step += 1
         self.samples += count
         self.ledger[-1]["end"] = self.samples
+
+    def remember(self, done: StepDone) -> None:
+        """What was said of a step may be lost with who was to pass it on."""
+        self.recent = [*self.recent[1 - RECENT :], (self.attempt, done)]
+
+    def told(self) -> dict[str, Any]:
+        """What a snapshot's header has beside a checkpoint's: what was published was heard."""
+        return {"recent": [[attempt, dataclasses.asdict(done)] for attempt, done in self.recent]}
 
     def skip(self, count: int) -> None:
         """Leave out the next `count` samples."""
@@ -51,7 +63,8 @@ class Cursor:
         try:
             ledger = [{key: int(entry[key]) for key in ("attempt", "start", "end")} for entry in header["ledger"]]
             int(header["optimizer"]["steps"])  # the engine's to read
-            return cls(attempt, int(header["step"]), int(header["samples"]), ledger)
+            recent = [(int(broken), StepDone(**done)) for broken, done in header.get("recent", ())]
+            return cls(attempt, int(header["step"]), int(header["samples"]), ledger, recent)
         except (KeyError, TypeError, ValueError) as error:
             raise BadCheckpoint(document.path, f"its header is not whole: {error!r}") from None
 

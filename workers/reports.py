@@ -70,6 +70,13 @@ class Resumed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Recalled:
+    """Rank 0: the last steps before the snapshot at which the run continues. Who broke may not have told them."""
+
+    steps: tuple[tuple[int, StepDone], ...]  # (the attempt that completed it, what it said)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class CheckpointRefused:
     """A checkpoint failed its verification and was passed over by all ranks."""
 
@@ -162,6 +169,6 @@ class Paused:
     step: int
 
 
-Progress = Moved | StepDone | StepSkipped | Evaluated | Resumed | Finished | Paused
+Progress = Moved | StepDone | StepSkipped | Evaluated | Recalled | Resumed | Finished | Paused
 Saved = ShardSaved | SaveDelayed | SaveFailed | SnapshotTaken | SnapshotFailed
 Report = Progress | CheckpointRefused | SnapshotRefused | Saved | Failed

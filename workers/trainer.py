@@ -33,6 +33,7 @@ from workers.reports import (
     Finished,
     Moved,
     Paused,
+    Recalled,
     Report,
     Resumed,
     SnapshotRefused,
@@ -120,7 +121,9 @@ class Loop:
             if step > self.furthest:  # after a rollback, only what is new is progress
                 self.furthest, self.skips = step, 0
             if self.leads:
-                self.tell(self.done(outcome, speed))
+                done = self.done(outcome, speed)
+                self.cursor.remember(done)
+                self.tell(done)
             self.tell(Moved(self.assignment.rank, "step", step, time.time(), beat))
             if train.drift_every and step % train.drift_every == 0:
                 self.check_drift()
@@ -236,7 +239,8 @@ class Loop:
             self.saved = step
         if durable or snapshot:
             state, header = engine.state(), self.cursor.header(self.run_spec, engine.progress())
-            self.saver.save(step, state, engine.slices(state), header, durable=durable, snapshot=snapshot)
+            told = self.cursor.told() if self.leads else {}
+            self.saver.save(step, state, engine.slices(state), header, durable=durable, snapshot=snapshot, told=told)
 
 
 def evaluation(run: RunSpec) -> Corpus | None:
@@ -291,6 +295,8 @@ def continued(
         if doubt and source.is_origin:
             raise ValueError(f"{source.path} in {source.storage.uri}, at which the job begins, is no good: {doubt}")
         if assignment.rank == 0:
+            if cursor.recent and not doubt:
+                tell(Recalled(tuple(cursor.recent)))
             tell(_verdict(source, cursor.step, doubt))
         if not doubt:
             return engine, cursor

@@ -172,6 +172,16 @@ class GangResumed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StepsRecalled:
+    """Of the snapshot at which the ranks continue: the last steps before it, heard of or not."""
+
+    uid: str
+    attempt: int
+    steps: tuple[tuple[int, Step], ...]  # (the attempt that completed it, the step), in order
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepsCompleted:
     """One or more steps, in order, since the last such event."""
 
@@ -390,6 +400,7 @@ GangEvent = (
     GangStarted
     | GangRefused
     | GangResumed
+    | StepsRecalled
     | StepsCompleted
     | GangFaulted
     | GangFinished

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from service.contracts.events import Step
 from service.core import incidents
@@ -23,6 +23,16 @@ def resumed(job: Job, step: int, at: float, manifest: str | None = None, tier: T
         progress_at=max(job.progress_at, at),
         incidents=incidents.resumed(job.incidents, step, job.layout, tier),
     )
+
+
+def recalled(job: Job, attempts: Mapping[int, int], steps: Sequence[Step]) -> Job:
+    """What nobody had heard of was completed before an attempt broke, and counts. `attempts`: by step."""
+    new = list(_new(steps, job.high_step))
+    if not new:
+        return job
+    last, spent_s = new[-1].step, sum(step.step_s for step in new)
+    broken = incidents.caught_up(job.incidents, attempts[last], last, spent_s)
+    return dataclasses.replace(_counted(job, new), incidents=broken)
 
 
 def completed(job: Job, steps: Sequence[Step], at: float) -> Job:

@@ -103,6 +103,15 @@ def resumed(job: Job, event: events.GangResumed, limits: Limits) -> Outcome:
     return Outcome(progress.resumed(job, event.step, event.at, event.manifest, tier), (), (line,))
 
 
+def recalled(job: Job, event: events.StepsRecalled, limits: Limits) -> Outcome:
+    attempts = {step.step: attempt for attempt, step in event.steps}
+    after = progress.recalled(job, attempts, [step for _, step in event.steps])
+    if after is job:
+        return Outcome(job)
+    reason = f"steps up to {after.high_step} were completed before the fault; the snapshot knows of them"
+    return Outcome(after, (), (record(job, "StepsRecalled", reason, event.at, {"step": after.high_step}),))
+
+
 def stepped(job: Job, event: events.StepsCompleted, limits: Limits) -> Outcome:
     """Also of an attempt that is being stopped: its steps are completed, and count."""
     after = progress.completed(job, event.steps, event.at)

@@ -31,6 +31,7 @@ MORE = "more is free"
 
 CHATTER = (
     events.StepsCompleted,
+    events.StepsRecalled,
     events.SnapshotHeld,
     events.CheckpointPublished,
     events.Evaluated,

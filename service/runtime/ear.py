@@ -31,6 +31,7 @@ from service.contracts.events import (
     Step,
     StepsCompleted,
     StepSkipped,
+    StepsRecalled,
     StragglerFound,
 )
 from service.core import stragglers
@@ -89,7 +90,7 @@ class Ear:
         events: list[Event] = []
         steps: list[Step] = []
         for what in said:
-            if isinstance(what, reports.StepSkipped | reports.Evaluated | reports.Resumed):
+            if isinstance(what, reports.StepSkipped | reports.Evaluated | reports.Recalled | reports.Resumed):
                 self._completed(events, steps, at)  # it comes after them, and may go back
             match what:
                 case reports.StepDone():
@@ -102,6 +103,9 @@ class Ear:
                     self.at_step[rank] = max(step, 0)
                     if pulse_s is not None:
                         self.beats.setdefault(rank, deque(maxlen=stragglers.BEATS)).append(pulse_s)
+                case reports.Recalled(steps=recent):
+                    known = tuple((attempt, Step(**dataclasses.asdict(done))) for attempt, done in recent)
+                    events.append(StepsRecalled(self.uid, self.attempt, known, at))
                 case reports.Resumed(step=step, manifest=manifest):
                     events.append(GangResumed(self.uid, self.attempt, step, manifest, at))
                 case reports.CheckpointRefused(manifest=manifest, reason=reason):

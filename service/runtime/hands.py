@@ -93,6 +93,10 @@ class Hands:
     def publish(self, job: Job, complete: Complete) -> None:
         self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._publish, job, complete))
 
+    def tidy(self, job: Job) -> None:
+        """The job is over: once its last checkpoint is published, what is in no manifest goes."""
+        self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._tidy, job))
+
     def publishing(self, uid: str, attempt: int) -> bool:
         return self.lanes.busy(_publishing(uid, attempt))
 
@@ -181,7 +185,6 @@ class Hands:
         self._free(uid, keep, gone)
         if last:
             self._forget(uid)
-            self.retentions.pop(uid, None)
             self.stands.pop(uid, None)
         self._release(uid)
         self._tell(events.GangStopped(uid, attempt, time.time()))
@@ -253,6 +256,14 @@ class Hands:
             publisher.retain({*job.rejected, *undone(storage, job.restored)}, self.loading.get(job.uid, ()))
         except OSError as error:
             log.warning("old checkpoints of %s could not be removed: %s", job.uid, error)
+
+    def _tidy(self, job: Job) -> None:
+        storage = Storage.open(job.spec.checkpoint.root or self.settings.storage).child(job.uid)
+        try:
+            self._retention(job, storage).finish()
+        except OSError as error:
+            log.warning("shards of %s that were never published could not be removed: %s", job.uid, error)
+        self.retentions.pop(job.uid, None)
 
     def _retention(self, job: Job, storage: Storage) -> Retention:
         """One an attempt: it remembers what it has looked at."""

@@ -293,6 +293,7 @@ class Reign:
                 self.ears.pop(job.uid, None)
             if job.phase.terminal:
                 self.deliveries.forget(job.uid)
+                self.hands.tidy(job)
         alive = {uid: job for uid, job in self.state.jobs.items() if not job.phase.terminal}
         self.state = dataclasses.replace(self.state, jobs=alive)
 

@@ -16,6 +16,7 @@ from service.contracts.events import (
     RestoreRequested,
     Step,
     StepsCompleted,
+    StepsRecalled,
 )
 from service.core import checkpoints as told
 from service.core import codec, status
@@ -38,6 +39,11 @@ def metrics(events: Iterable[Event]) -> list[MetricRow]:
     for event in events:
         if isinstance(event, StepsCompleted):
             rows += [MetricRow(event.uid, step.step, event.attempt, step.at, _figures(step)) for step in event.steps]
+        elif isinstance(event, StepsRecalled):
+            rows += [
+                MetricRow(event.uid, step.step, attempt, step.at, _figures(step), recalled=True)
+                for attempt, step in event.steps
+            ]
         elif isinstance(event, Evaluated):
             figures = {"eval_loss": event.loss, "eval_tokens": event.tokens}
             rows.append(MetricRow(event.uid, event.step, event.attempt, event.at, figures, beside=True))

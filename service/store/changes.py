@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -51,7 +52,8 @@ def _intents(connection: sa.Connection, ids: Sequence[int]) -> None:
 
 def _metrics(connection: sa.Connection, rows: Sequence[records.MetricRow]) -> None:
     newest: dict[tuple[str, int], records.MetricRow] = {}
-    for row in rows:
+    _recalled(connection, [row for row in rows if row.recalled])
+    for row in (row for row in rows if not row.recalled):
         known = newest.get((row.job, row.step))
         if row.beside and known is not None and known.attempt == row.attempt:
             row = dataclasses.replace(known, values={**known.values, **row.values})
@@ -61,6 +63,12 @@ def _metrics(connection: sa.Connection, rows: Sequence[records.MetricRow]) -> No
     for row in newest.values():
         if row.beside:
             _beside(connection, row)
+
+
+def _recalled(connection: sa.Connection, rows: Sequence[records.MetricRow]) -> None:
+    if rows:
+        insert = database.insert(connection, models.metrics).on_conflict_do_nothing(index_elements=["job", "step"])
+        connection.execute(insert, [_stored(row) for row in rows])
 
 
 def _beside(connection: sa.Connection, row: records.MetricRow) -> None:
@@ -80,10 +88,11 @@ def _whole(connection: sa.Connection, rows: Sequence[records.MetricRow]) -> None
         set_={name: insert.excluded[name] for name in ("attempt", "at", "data")},
         where=models.metrics.c.attempt <= insert.excluded.attempt,
     )
-    connection.execute(
-        upsert,
-        [{"job": row.job, "step": row.step, "attempt": row.attempt, "at": row.at, "data": row.values} for row in rows],
-    )
+    connection.execute(upsert, [_stored(row) for row in rows])
+
+
+def _stored(row: records.MetricRow) -> dict[str, Any]:
+    return {"job": row.job, "step": row.step, "attempt": row.attempt, "at": row.at, "data": row.values}
 
 
 def _checkpoints(connection: sa.Connection, rows: Sequence[records.CheckpointRow]) -> None:

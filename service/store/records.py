@@ -45,6 +45,7 @@ class MetricRow:
     """One step of a job. A step that is done again, by the same attempt or a later one, replaces the row.
 
     With `beside`, more figures of a step that its attempt has done: they join its row, and without one are dropped.
+    With `recalled`, figures that may be there already, and then say nothing new.
     """
 
     job: str
@@ -53,6 +54,7 @@ class MetricRow:
     at: float
     values: Document
     beside: bool = False
+    recalled: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from workers.checkpoint.storage import Storage
 from workers.reports import (
     Finished,
     Paused,
+    Recalled,
     Report,
     Resumed,
     SaveDelayed,
@@ -24,6 +25,7 @@ from workers.reports import (
     ShardSaved,
     SnapshotRefused,
     SnapshotTaken,
+    StepDone,
 )
 from workers.spec import RunSpec
 
@@ -73,6 +75,8 @@ def test_a_run_goes_on_from_memory_in_any_layout(pool: Pool, whole: tuple[Path, 
     path = memory.assembled(Storage.open(str(copy / "memory")), 5)
     said = remembered(pool, copy, run_of(layout), 2, path)
     assert resumed(said) == Resumed(5, None)
+    (recalled,) = heard(said, Recalled)  # should the first attempt not have been heard
+    assert recalled.steps == tuple((1, step) for step in heard(whole[1], StepDone)[:5])
     np.testing.assert_allclose(losses(said)[6], losses(whole[1])[6], **TIGHT)
 
 

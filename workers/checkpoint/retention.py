@@ -8,7 +8,8 @@ Shards that were never published, the rest of failed saves, go
 
 - when they are of an older step than the newest good checkpoints, and a good one was begun after them: a checkpoint
   that is being written is never touched;
-- or when nothing was written to them for a day, but not those that were begun last.
+- or when nothing was written to them for a day, but not those that were begun last;
+- or when the job is over.
 """
 
 from __future__ import annotations
@@ -152,6 +153,18 @@ class Retention:
         for path in decision.gone:
             self._homes.pop(path, None)
         return [*decision.gone, *folders, *torn]
+
+    def finish(self) -> list[str]:
+        """Nobody writes or publishes here any more: what is in no manifest goes now; what went."""
+        self._known(())
+        published = set(manifest.published(self.storage))
+        gone = []
+        for folder in sorted(self._last_change()):
+            path = _manifest_of(folder)
+            if path not in published or self._homes.get(path, folder) != folder:
+                self.storage.delete(folder)
+                gone.append(folder)
+        return gone
 
     def _known(self, rejected: Collection[str]) -> list[Known]:
         paths = manifest.published(self.storage)

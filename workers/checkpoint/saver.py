@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 from workers import reports
@@ -22,6 +23,7 @@ from workers.checkpoint.storage import Storage
 from workers.spec import Assignment
 
 CHUNK = 16 << 20  # copied at once from memory to storage
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 PATIENCE_S = 5.0  # that a save waits for the one before it, which then tries no more
 RETRIES = Retry(deadline_s=540.0)  # less than a job waits for its last save (liveness.Limits.saving_s)
 
@@ -78,8 +80,12 @@ class Saver:
         *,
         durable: bool = True,
         snapshot: bool = False,
+        told: Mapping[str, Any] = NOTHING,
     ) -> None:
-        """Save this rank's pieces of `state` as they are now; `slices` and `owner` as in `logical.pieces`."""
+        """Save this rank's pieces of `state` as they are now; `slices` and `owner` as in `logical.pieces`.
+
+        The header of the snapshot has what is in `told` too.
+        """
         began = time.perf_counter()
         if durable and not self._clear_way():
             reason = f"the save of step {self._saving_step} is still being written"
@@ -99,7 +105,8 @@ class Saver:
         if durable:
             saving = self._saving = Future()
             self._saving_step = step
-        self._writing = self._writer.submit(self._write, step, taken, pieces, dict(header), stall, saving, snapshot)
+        remembered = {**header, **told} if snapshot else None
+        self._writing = self._writer.submit(self._write, step, taken, pieces, dict(header), stall, saving, remembered)
 
     def wait(self) -> None:
         """Until what is under way, if anything, was reported."""
@@ -141,10 +148,11 @@ class Saver:
         header: dict[str, Any],
         stall: float,
         saving: Future[None] | None,
-        snapshot: bool,
+        remembered: dict[str, Any] | None,
     ) -> None:
+        """`remembered`: the snapshot's header, where one is taken."""
         taken()
-        kept = self._remember(step, pieces, header, stall) if snapshot else None
+        kept = None if remembered is None else self._remember(step, pieces, remembered, stall)
         if saving is None:
             return
         folder = self._folder(step)
@@ -155,7 +163,7 @@ class Saver:
         if kept is None:
             _settle(saving, lambda: self._store(step, write, header, stall))
         else:
-            self._uploader.submit(_settle, saving, lambda: self._upload(kept))
+            self._uploader.submit(_settle, saving, lambda: self._upload(kept, header))
 
     def _remember(
         self, step: int, pieces: Sequence[Piece], header: dict[str, Any], stall: float
@@ -187,7 +195,7 @@ class Saver:
                 self.report(reports.SnapshotFailed(step, self.assignment.rank, refusal))
         return bool(self._admitted)
 
-    def _upload(self, saved: reports.ShardSaved) -> None:
+    def _upload(self, saved: reports.ShardSaved, header: dict[str, Any]) -> None:
         assert self.memory is not None
         with self.memory.pinned(saved) as source:
             reader = Reader(source, saved.index, saved.index_digest)
@@ -199,7 +207,7 @@ class Saver:
                 self.storage.create(saved.index, source.read(saved.index))
                 return ShardRecord(saved.index, saved.index_digest, saved.nbytes)
 
-            self._store(saved.step, write, saved.header, saved.stall_s)
+            self._store(saved.step, write, header, saved.stall_s)
 
     def _store(self, step: int, write: Callable[[], ShardRecord], header: dict[str, Any], stall: float) -> None:
         """Write to storage and report; tried again while it is away."""

@@ -38,6 +38,7 @@ FACT_FIELDS = {
 FIELDS = {
     events.GangRefused: {"reason": "no room"},
     events.GangResumed: {"step": 4, "manifest": "m4"},
+    events.StepsRecalled: {"steps": ((1, world.step(4, 1000.0)),)},
     events.StepsCompleted: {"steps": (world.step(5, 1000.0),)},
     events.GangFaulted: {"faults": (events.Fault("process_died", "gone", rank=0),)},
     events.CheckpointPublished: {"step": 4, "manifest": "m4"},
@@ -58,7 +59,7 @@ OK, BAD, GONE = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
 
 ILLEGAL = {
     *itertools.product([Q], [events.GangStarted, events.GangResumed, events.StepsCompleted, events.GangFinished]),
-    *itertools.product([Q], [events.StepSkipped, events.Evaluated]),
+    *itertools.product([Q], [events.StepSkipped, events.Evaluated, events.StepsRecalled]),
     *itertools.product([PL, ST, RU], [events.GangStopped]),
     *itertools.product([ST, RU, RS], [events.GangRefused]),
     *itertools.product([Q, PL, ST, RU], [events.GangPaused]),

@@ -7,7 +7,7 @@ import pytest
 
 from service.contracts.events import Step
 from service.core import progress
-from service.core.state import Job
+from service.core.state import Incident, Job
 from tests.service.core import world
 
 
@@ -37,6 +37,24 @@ def test_steps_being_redone_move_the_step_and_the_clock_only() -> None:
     one = progress.completed(progress.resumed(job(), 0, 100.0), steps(1, 8), 109.0)
     two = progress.completed(progress.resumed(one, 4, 120.0), [world.step(5, at=121.0)], 122.0)
     assert (two.step, two.high_step, two.tokens, two.progress_at) == (5, 8, one.tokens, 121.0)
+
+
+def test_steps_that_only_a_snapshot_knows_of_count_once() -> None:
+    broken = dataclasses.replace(
+        progress.completed(progress.resumed(job(), 0, 100.0), steps(1, 6), 107.0),
+        incidents=(Incident(1, 1, None, "process_died", "", None, None, 6, 109.0, 2.0, ""),),
+        attempt=2,
+    )
+    recent = dict.fromkeys(range(3, 9), 1)
+    known = progress.recalled(broken, recent, steps(3, 8))
+    assert (known.high_step, known.samples, known.productive_s) == (8, 128, 8 * world.STEP_S)
+    (incident,) = known.incidents
+    assert (incident.step, incident.recover_s) == (8, None)  # it had gone so far, and is not over
+    assert incident.detect_s == 2.0 - 2 * world.STEP_S
+    assert progress.recalled(known, recent, steps(3, 8)) is known
+    after = progress.completed(progress.resumed(known, 8, 120.0), [world.step(9, at=121.0)], 122.0)
+    assert (after.productive_s, after.redone_s) == (9 * world.STEP_S, 0.0)
+    assert after.incidents[0].steps_redone == 0
 
 
 def test_the_first_step_tells_where_the_attempt_continued() -> None:

@@ -74,6 +74,14 @@ SAID: list[tuple[list[Any], list[events.Event]]] = [
     ),
     ([reports.SnapshotRefused(5, "torn")], [events.SnapshotRefused("job", 2, 5, "torn", 100.0)]),
     (
+        [done(3), reports.Recalled(((1, done(2)), (2, done(3)))), reports.Resumed(3, None)],
+        [
+            events.StepsCompleted("job", 2, (completed(3),), 100.0),
+            events.StepsRecalled("job", 2, ((1, completed(2)), (2, completed(3))), 100.0),
+            events.GangResumed("job", 2, 3, None, 100.0),
+        ],
+    ),
+    (
         [done(1)],
         [events.StepsCompleted("job", 2, (events.Step(1, 91.0, 1.0, 0.5, 1e-3, 256, 16, 0.25),), 100.0)],
     ),

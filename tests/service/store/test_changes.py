@@ -79,6 +79,14 @@ def test_a_step_has_one_row(
     assert (row.attempt, row.values["loss"]) == kept
 
 
+def test_what_is_recalled_says_nothing_new_of_a_step_that_is_known(store: Store, epoch: int) -> None:
+    store.commit(epoch, Changes(metrics=[metric(1, 2), evaluation(1, 2, 0.5)]))
+    recalled = [dataclasses.replace(metric(step, 1, 9.0), recalled=True) for step in (1, 2)]
+    store.commit(epoch, Changes(metrics=[*recalled, metric(3, 2)]))
+    found = [(row.step, row.attempt, row.values) for row in store.metrics("a", after_step=0)]
+    assert found == [(1, 2, {"loss": 1.0, "eval_loss": 0.5}), (2, 1, {"loss": 9.0}), (3, 2, {"loss": 1.0})]
+
+
 def evaluation(step: int, attempt: int, loss: float) -> MetricRow:
     return MetricRow("a", step, attempt, at=90.0, values={"eval_loss": loss}, beside=True)
 

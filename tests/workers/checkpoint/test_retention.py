@@ -380,6 +380,23 @@ def test_shards_of_no_manifest_go_after_a_day(quick, checkpoint, case):
     assert published(quick) == set(there)
 
 
+@pytest.mark.parametrize("case", ABANDONED)
+def test_when_the_job_is_over_shards_of_no_manifest_go(quick, checkpoint, case):
+    there, unpublished, _ = ABANDONED[case]
+    publish(quick, checkpoint, *there)
+    for key in unpublished:
+        checkpoint(quick, *key, rows=1)
+    assert len(Retention(quick, Policy(2)).finish()) == len(unpublished)
+    assert folders(quick) == {(*key, f"t{key[1]}") for key in there}
+    assert published(quick) == set(there)
+
+
+def test_a_checkpoint_that_can_not_be_read_keeps_its_shards_when_the_job_is_over(local, checkpoint):
+    publish(local, checkpoint, (5, 1), (6, 1))
+    Path(local.root, manifest.path(6, 1)).write_bytes(b"torn")
+    assert Retention(local, Policy(2)).finish() == []
+
+
 def test_a_folder_that_is_still_written_to_is_not_abandoned(local, checkpoint):
     publish(local, checkpoint, (5, 2))
     for step in (7, 8):
