@@ -213,6 +213,10 @@ class Client:
     def nodes(self) -> tuple[NodeView, ...]:
         return self._get(Nodes, "/v1/nodes").nodes
 
+    def forgive(self, node: str) -> None:
+        """Nothing is held against the node any more. NotFound: there is none."""
+        self._send(self._http.build_request("POST", f"/v1/nodes/{urllib.parse.quote(node, safe='')}:forgive"))
+
     def _get(self, kind: type[ViewT], path: str, query: Mapping[str, Any] | None = None) -> ViewT:
         answer = self._send(self._http.build_request("GET", path, params=query))
         return _read(kind, answer)

@@ -147,6 +147,7 @@ class NodeView(View):
     nvlink: str = ""
     accelerator: str = ""
     draining: float | None = None  # Unix seconds at which it goes: notice was given
+    barred: str | None = None  # why nothing is placed on it now
 
 
 class Nodes(View):

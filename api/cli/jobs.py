@@ -125,6 +125,13 @@ def nodes(context: typer.Context) -> None:
     show.console().print(tables.nodes(connection.client(context).nodes(), time.time()))
 
 
+@app.command()
+def forgive(context: typer.Context, node: Annotated[str, typer.Argument(help="its name")]) -> None:
+    """Hold nothing against a node any more: what it was excluded for is over."""
+    connection.client(context).forgive(node)
+    typer.echo(f"nothing is held against {node} any more")
+
+
 def _followed(client: Client, uid: str, quiet: bool) -> JobView:
     try:
         return client.wait(uid) if quiet else show.follow(client, uid, show.console())

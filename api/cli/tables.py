@@ -69,7 +69,7 @@ def state(one: CheckpointView, now: float) -> str:
 
 
 def nodes(found: Iterable[NodeView], now: float) -> Table:
-    table = _table("NODE", "SLOTS", "DEVICE", "RACK", "ZONE", "ADDRESS", "SEEN", fold="NODE")
+    table = _table("NODE", "SLOTS", "DEVICE", "RACK", "ZONE", "ADDRESS", "SEEN", "NOT PLACED ON", fold="NOT PLACED ON")
     for node in found:
         table.add_row(
             node.name,
@@ -79,6 +79,7 @@ def nodes(found: Iterable[NodeView], now: float) -> Table:
             node.zone or "-",
             node.address,
             f"{duration(now - node.seen_at)} ago",
+            node.barred or "-",
         )
     return table
 

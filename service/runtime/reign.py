@@ -22,6 +22,7 @@ from service.core import codec, machine
 from service.core.commands import Command, Record
 from service.core.state import Job, State
 from service.runtime import adoption, rows
+from service.runtime.care import Care
 from service.runtime.ear import AgentGone, Ear
 from service.runtime.errands import Answered, Errands
 from service.runtime.hands import Hands
@@ -38,6 +39,7 @@ log = logging.getLogger("phalanx.controller")
 TURN_S = 0.05
 POLL_S = 0.25
 TICK_S = 0.5
+CARE_S = 1.0
 SWEEP_S = 30.0
 
 Source = tuple[str, int, str]  # job, attempt, node: one agent
@@ -95,13 +97,14 @@ class Reign:
         self.inbox, self.deliveries = inbox, deliveries
         self.hands = Hands(epoch, settings, inbox)
         self.errands = Errands(inbox)
+        self.care = Care(inbox)
         self.lookout = Lookout()
         self.state = State(fleet=self.lookout.fleet(), health=codec.load_health(store.health()))
         self.health_written = self.state.health
         self.ears: dict[str, Ear] = {}
         self.seen = 0  # highest seq of a job that was taken up
         self.fleet_written: Fleet | None = None
-        self.last = dict.fromkeys(("poll", "tick", "renew", "sweep"), 0.0)
+        self.last = dict.fromkeys(("poll", "tick", "renew", "care", "sweep"), 0.0)
         self.over = threading.Event()
 
     def begin(self) -> None:
@@ -124,6 +127,7 @@ class Reign:
         self.over.set()
         self.hands.close()
         self.errands.close()
+        self.care.close()
 
     def turn(self) -> None:
         """Raises Fenced when the reign is over."""
@@ -197,6 +201,7 @@ class Reign:
         try:
             new, intents = self.store.unseen_jobs(self.seen), self.store.intents(taken=self.errands.open)
             happened += self._submitted([row for row, _ in new])
+            happened += [events.NodeForgiven(node, now) for node in self.store.forgiven()]
             self.seen = max([self.seen, *(row.seq for row, _ in new)])
             return [intent.id for intent in intents if self._taken_up(intent, happened, now)]
         except StoreUnavailable as error:
@@ -248,7 +253,8 @@ class Reign:
         changed = [job for uid, job in self.state.jobs.items() if job is not before.get(uid)]
         fleet = None if self.state.fleet == self.fleet_written else self.state.fleet
         health = self.state.health is not self.health_written
-        if changed or told or chunks or intents or fleet is not None or health:
+        forgiven = any(isinstance(event, events.NodeForgiven) for event in happened)
+        if changed or told or chunks or intents or fleet is not None or health or forgiven:
             self._commit(changed, told, happened, chunks, intents, fleet, now)
         for record in told:
             log.info("%s %s: %s", record.uid, record.type, record.reason)
@@ -304,6 +310,8 @@ class Reign:
                     raise Fenced(f"epoch {self.epoch} is over")
             except StoreUnavailable as error:
                 log.warning("the lease could not be renewed: %s", error)
+        if self._due("care", CARE_S):
+            self.care.look(self.state)
         if self._due("sweep", SWEEP_S):
             owned = {job.uid for job in self.state.jobs.values() if job.holds_slots}
             self.hands.sweep(owned, set(self.state.jobs))

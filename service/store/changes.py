@@ -20,6 +20,7 @@ def write(connection: sa.Connection, changes: records.Changes) -> None:
     _checkpoints(connection, changes.checkpoints)
     _nodes(connection, changes.nodes)
     _health(connection, changes.health)
+    _forgiven(connection, changes.forgiven)
     add_events(connection, changes.events)
     _log_chunks(connection, changes.log_chunks)
 
@@ -143,3 +144,8 @@ def _health(connection: sa.Connection, health: Mapping[str, records.Document] | 
     if health:
         rows = [{"name": name, "data": dict(data)} for name, data in health.items()]
         connection.execute(sa.insert(models.node_health), rows)
+
+
+def _forgiven(connection: sa.Connection, nodes: Sequence[str]) -> None:
+    if nodes:
+        connection.execute(sa.delete(models.forgiven).where(models.forgiven.c.node.in_(nodes)))

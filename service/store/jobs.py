@@ -115,6 +115,15 @@ class Store:
             if dict(data) not in list(connection.execute(waiting).scalars()):
                 connection.execute(sa.insert(table).values(job=uid, kind=kind, at=at, done=False, data=dict(data)))
 
+    def forgive(self, node: str, at: float) -> None:
+        """Leave the wish for the controller. NotFound: there is no such node, and nothing is held against one."""
+        with self._database.write() as connection:
+            known = (models.nodes, models.node_health)
+            if not any(connection.scalar(sa.select(one.c.name).where(one.c.name == node)) for one in known):
+                raise NotFound(f"no node {node}")
+            insert = database.insert(connection, models.forgiven).on_conflict_do_nothing(index_elements=["node"])
+            connection.execute(insert, {"node": node, "at": at})
+
     def job(self, uid: str) -> records.JobRow:
         """NotFound when there is none."""
         with self._database.read() as connection:
@@ -228,6 +237,10 @@ class Store:
             .limit(limit)
         )
         return [records.Intent(**{**row, "data": row["data"] or {}}) for row in self._rows(query)]
+
+    def forgiven(self) -> list[str]:
+        """Names of nodes that the controller has not forgiven yet."""
+        return [row["node"] for row in self._rows(sa.select(models.forgiven.c.node).order_by(models.forgiven.c.at))]
 
     def _with_core(self, which: sa.ColumnElement[bool]) -> list[tuple[records.JobRow, dict[str, Any] | None]]:
         rows = self._rows(sa.select(models.jobs).where(which).order_by(models.jobs.c.seq))

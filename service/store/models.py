@@ -161,3 +161,10 @@ node_health = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),  # of the node: its id ends with its raylet
     sa.Column("data", sa.JSON, nullable=False),
 )
+
+forgiven = sa.Table(
+    "forgiven",
+    metadata,
+    sa.Column("node", sa.Text, primary_key=True),  # name
+    sa.Column("at", sa.Double, nullable=False),
+)

@@ -140,3 +140,4 @@ class Changes:
     intents_done: Sequence[int] = ()
     nodes: Sequence[NodeRow] | None = None  # None: unchanged; else these replace all
     health: Mapping[str, Document] | None = None  # of nodes by name; None: unchanged; else these replace all
+    forgiven: Sequence[str] = ()  # nodes, as somebody wished

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
+from service.contracts.errors import NotFound
 from service.store.records import MetricRow
 from tests.api.world import World
 
@@ -28,3 +30,20 @@ def test_nodes(world: World) -> None:
             ("n1", 4, "cpu"),
             ("n2", 2, "cpu"),
         ]
+
+
+def test_a_node_is_forgiven_once_the_controller_says_so(http: httpx.Client, world: World) -> None:
+    with world.client() as client, world.fleet(4, 2):
+        world.commit(health={"n2": {"excluded": "5 losses within 60 minutes"}})
+        assert [node.barred for node in client.nodes()] == [
+            None,
+            "n2 is excluded: 5 losses within 60 minutes",
+        ]
+        client.forgive("n2")
+        client.forgive("n2")  # twice is once
+        assert world.store.forgiven() == ["n2"]
+        world.commit(health={}, forgiven=["n2"])
+        assert world.store.forgiven() == []
+        assert [node.barred for node in client.nodes()] == [None, None]
+        with pytest.raises(NotFound, match="no node n3"):
+            client.forgive("n3")

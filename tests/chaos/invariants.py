@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from api.views import StepView
+from service.contracts.status import JobView
 from tests.chaos.fleet import Fleet
 from workers.checkpoint import manifest
 from workers.checkpoint.storage import Storage
@@ -15,6 +16,14 @@ RELATIVE = 1e-9  # of a loss in float64 after another layout has added in anothe
 LEAVE_S = 60.0  # that leftovers may take to go: the sweep comes every 30 s
 OURS = ("ray::Controller", "ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Titles of processes that a fleet without jobs has."""
+
+
+def same_run(fleet: Fleet, view: JobView, calm: Mapping[int, float]) -> list[str]:
+    """A job that is over did what the same job did in calm."""
+    placed = [event for event in fleet.client.events(view.uid) if event.type == "GangPlaced"]
+    layouts = dict(enumerate((str(event.data["layout"]) for event in placed), 1))
+    samples = len(calm) * int(view.spec["train"]["global_batch"])
+    return [*losses(calm, list(fleet.client.metrics(view.uid)), layouts), *ledger(view.storage, samples)]
 
 
 def losses(calm: Mapping[int, float], steps: Sequence[StepView], layouts: Mapping[int, str]) -> list[str]:

@@ -123,12 +123,7 @@ class Storm:
         for view in views:
             events = list(self.fleet.client.events(view.uid))
             placed = [event for event in events if event.type == "GangPlaced"]
-            layouts = dict(enumerate((str(event.data["layout"]) for event in placed), 1))
-            found = [
-                *invariants.losses(calm, list(self.fleet.client.metrics(view.uid)), layouts),
-                *invariants.ledger(view.storage, len(calm) * self.spec["train"]["global_batch"]),
-            ]
-            broken += [f"{view.uid}: {sentence}" for sentence in found]
+            broken += [f"{view.uid}: {sentence}" for sentence in invariants.same_run(self.fleet, view, calm)]
             recoveries.update(self._ways(view.uid, [event.at for event in placed]))
             resumed = [event.reason for event in events if event.type == "GangResumed"]
             sources.update("storage" if "manifests/" in one else one.rpartition(" ")[2] for one in resumed[1:])
