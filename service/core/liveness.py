@@ -60,7 +60,7 @@ def _evaluation_s(job: Job) -> float:
 
 def overdue(job: Job, at: float, limits: Limits = DEFAULT) -> Fault | None:
     """The fault of an attempt that has shown no progress for too long."""
-    allowed, silent = limit(job.phase, job, limits), at - job.progress_at
+    allowed, silent = limit(job.phase, job, limits), at - max(job.progress_at, job.watched_at)
     if silent <= allowed:
         return None
     # The first line is the same each time, so that a repeated hang is recognised.

@@ -131,6 +131,7 @@ class Job:
     kept: Placement | None = None  # whose groups, agents and standbys wait for the next attempt
     pause: Pause | None = None  # PauseGang was ordered
     standbys: int = 0  # slots on which somebody stands by, warm
+    watched_at: float = 0.0  # since when somebody listens to the gang: what it did before is told late
     inspected_at: float = 0.0  # when it was last looked who a gang without progress waits for
     unraised: bool = False  # the attempt makes steps and has no standbys yet
     wanted_slots: int | None = None  # by the newest request; None: as the spec has it

@@ -30,7 +30,8 @@ class Adopted:
 
 def adopt(cores: Iterable[Mapping[str, Any]], epoch: int, hands: Hands, now: float) -> Adopted:
     """Jobs from their stored state, an ear for each gang, and what has happened to the gangs meanwhile."""
-    found = Adopted(jobs=[codec.load(core) for core in cores])
+    known = [codec.load(core) for core in cores]
+    found = Adopted(jobs=[dataclasses.replace(job, watched_at=now) if job.placement else job for job in known])
     for job in found.jobs:
         if job.placement is None:  # what is kept of it waits for the next attempt
             continue

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -28,6 +29,12 @@ def job(phase: Phase, step_s: float | None = None, step: int = 5) -> Job:
 )
 def test_limit(phase: Phase, step_s: float | None, step: int, seconds: float) -> None:
     assert liveness.limit(phase, job(phase, step_s, step)) == seconds
+
+
+def test_a_gang_that_nobody_listened_to_has_its_time_from_when_somebody_does() -> None:
+    alone = dataclasses.replace(job(Phase.RUNNING), watched_at=150.0)
+    assert liveness.overdue(alone, 209.0) is None
+    assert liveness.overdue(alone, 211.0) is not None
 
 
 @pytest.mark.parametrize(
