@@ -17,6 +17,7 @@ from service.contracts.cluster import Node
 from service.contracts.job import JobSpec
 from service.core import health, liveness, machine
 from service.core.commands import Decision, InspectGang, PauseGang, Record, StartGang, StopGang
+from service.core.liveness import Limits
 from service.core.state import Job, State
 from service.sim import clock
 from service.sim.clock import Agenda
@@ -32,7 +33,7 @@ UID = "job"
 FORGIVEN = clock.DAY
 """After which an operator has looked at a node that was excluded, and takes it in again."""
 
-Decide = Callable[[State, events.Event], Decision]
+Decide = Callable[[State, events.Event, Limits], Decision]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +48,17 @@ class Scenario:
     phases: Phases
     snapshot: Stall
     checkpoint: Stall
+
+    @property
+    def limits(self) -> Limits:
+        """As where somebody has set them for a start that takes so long."""
+        phases, usual = self.phases, liveness.DEFAULT
+        load_s = phases.load_s(sum(node.slots for node in self.nodes), from_memory=False)
+        return dataclasses.replace(
+            usual,
+            placing_s=max(usual.placing_s, 2 * (phases.stop_s + phases.start_s)),
+            starting_s=max(usual.starting_s, 2 * load_s),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +77,7 @@ def run(scenario: Scenario, decide: Decide = machine.decide) -> Result:
 
 class _Simulation:
     def __init__(self, scenario: Scenario, decide: Decide) -> None:
+        self.limits = scenario.limits
         self.given, self.decide = scenario, decide
         self.agenda, self.machines = Agenda(), Machines(scenario.nodes)
         self.wanted = scenario.pace.full.world
@@ -138,7 +151,7 @@ class _Simulation:
         own = self.state.health.get(name, health.CLEAN)
         if own.excluded:
             self.agenda.after(FORGIVEN, partial(self._forgive, name))
-        for wait_s in {health.settle_s(own, self.now, liveness.DEFAULT), own.cooldown_until - self.now}:
+        for wait_s in {health.settle_s(own, self.now, self.limits), own.cooldown_until - self.now}:
             if wait_s > 0:
                 self.agenda.after(clock.us(wait_s) + 1, self._tick)
 
@@ -155,7 +168,7 @@ class _Simulation:
             self._catch_up()
             if self.job.pause is not None:
                 return  # the pause has a limit of its own
-            allowed = liveness.limit(self.job.phase, self.job)
+            allowed = liveness.limit(self.job.phase, self.job, self.limits)
             self.agenda.at(clock.us(self.job.progress_at + allowed) + 1, partial(self._overdue, gang))
 
     # What the controller comes to know
@@ -213,7 +226,7 @@ class _Simulation:
         self._tell(events.Ticked(self.now))
 
     def _decide(self, event: events.Event) -> None:
-        decision = self.decide(self.state, event)
+        decision = self.decide(self.state, event, self.limits)
         self.state = decision.state
         self.records += decision.records
         for command in decision.commands:

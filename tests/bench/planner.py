@@ -113,6 +113,8 @@ def compared(scenarios: Mapping[str, Scenario]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, given in scenarios.items():
         told = report.figures(simulate.run(given))
+        if told["phase"] == "failed":  # the rest of the trace was not seen
+            raise RuntimeError(f"{name}: {told['reason']}")
         found |= {name: round(told["goodput_available"], 4), f"{name}_fleet": round(told["goodput_fleet"], 4)}
         losses = ", ".join(f"{loss} {share:.2%}" for loss, share in told["loss_available"].items())
         print(f"{name}: {told['goodput_available']:.2%}; {losses}; {told['attempts']} attempts", flush=True)

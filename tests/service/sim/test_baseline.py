@@ -39,6 +39,12 @@ def test_it_is_smaller_by_its_spares_and_goes_back_half_an_hour() -> None:
     assert Use.WAITING not in spent
 
 
+def test_a_start_that_takes_ten_minutes_is_no_fault_whatever_else_happens_meanwhile() -> None:
+    given = world.scenario([down(0, 2000, 2300), down(1, 2010, 2400)], 5000, nodes=6)
+    result = world.run(baseline.of(given))
+    assert {incident.kind for incident in result.job.incidents} == {"node_lost"}
+
+
 def test_one_replica_is_left_however_few_nodes_there_are() -> None:
     theirs = baseline.of(world.scenario([down(0, 10, 900), down(1, 10, 900)], nodes=2, spec=world.job(dp=2)))
     assert theirs.spec.resources.slots == 1

@@ -9,6 +9,7 @@ from typing import Any
 from service.contracts import events
 from service.contracts.job import Elastic, JobSpec
 from service.core.commands import Decision
+from service.core.liveness import Limits
 from service.core.state import State
 from service.sim import clock, pace, simulate
 from service.sim.faults import Failure
@@ -92,8 +93,8 @@ def run(given: Scenario) -> Result:
     """Under the invariants of the core, and of the ledger."""
     world = World()
 
-    def decide(state: State, event: events.Event) -> Decision:
-        world.state = state
+    def decide(state: State, event: events.Event, limits: Limits) -> Decision:
+        world.state, world.limits = state, limits
         return world.tell(event)
 
     result = simulate.run(given, decide)
