@@ -1,7 +1,8 @@
 """What is usual today, on the same faults: checkpoints to storage by the clock, cold restarts, always the same size.
 
 It leaves as many nodes spare as are down for all but the worst hundredth of the time, which nobody knows beforehand: it
-hardly ever waits. Of a node's or a process's end it knows as soon as we do. Both are in its favour.
+hardly ever waits. Of a node's or a process's end it knows as soon as we do. Both are in its favour; that its spares
+could have worked is counted against it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def of(ours: Scenario) -> Scenario:
         phases=_phases(ours.phases),
         snapshot=Stall(0, 0),
         checkpoint=Stall(every, clock.us(pace.copy_s(spec, layout.world))),
+        useful=ours.pace.full.world,
     )
 
 

@@ -1,9 +1,9 @@
 """Where every second of every slot goes, counted once: in whole slot-microseconds, so that the parts sum exactly.
 
 Two books. `clock` is the job's: its own seconds from submission to the end. `slots` is the fleet's: slots times
-seconds. Of the slots alive a job can use as many as it wants at most, the rest is spare. What a slot could have done is
-its share of a step under the layout that the job wants; a smaller layout that uses its slots better than that one is a
-negative loss.
+seconds. Of the slots alive a job can use as many as it was meant for at most, the rest is spare. What a slot could have
+done is its share of a step under the layout that the job wants; a smaller layout that uses its slots better than that
+one is a negative loss, and slots that a policy leaves idle are a loss of a layout that is too small.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Span:
 
 
 class Ledger:
-    def __init__(self, total: int, wanted: int) -> None:
-        """Slots of the fleet, and those that the job wants."""
-        self.total, self.wanted = total, wanted
+    def __init__(self, total: int, wanted: int, useful: int | None = None) -> None:
+        """Slots of the fleet, those of the layout that the job wants, and those that it could use: as many if None."""
+        self.total, self.wanted, self.useful = total, wanted, useful or wanted
         self.clock = dict.fromkeys(Use, 0)
         self.slots = dict.fromkeys(Use, 0)
         self.spans: list[Span] = []
@@ -79,7 +79,7 @@ class Ledger:
         return us * self.wanted * speed.numerator // speed.denominator
 
     def _usable(self, span: Span) -> int:
-        usable, spent = min(span.alive, self.wanted), span.end - span.start
+        usable, spent = min(span.alive, self.useful), span.end - span.start
         self.slots[Use.SPARE] += (span.alive - usable) * spent
         self.slots[Use.DOWN] += (self.total - span.alive) * spent
         self.spans.append(span)

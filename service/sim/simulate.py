@@ -48,6 +48,7 @@ class Scenario:
     phases: Phases
     snapshot: Stall
     checkpoint: Stall
+    useful: int | None = None  # slots that could be used, where a policy wants fewer
 
     @property
     def limits(self) -> Limits:
@@ -81,7 +82,7 @@ class _Simulation:
         self.given, self.decide = scenario, decide
         self.agenda, self.machines = Agenda(), Machines(scenario.nodes)
         self.wanted = scenario.pace.full.world
-        self.ledger = Ledger(self.machines.total, self.wanted)
+        self.ledger = Ledger(self.machines.total, self.wanted, scenario.useful)
         self.state, self.records = State(), list[Record]()
         self.gang: Gang | None = None
         self.kept = Kept()

@@ -37,6 +37,8 @@ def test_it_is_smaller_by_its_spares_and_goes_back_half_an_hour() -> None:
     assert spent[Use.REDONE] == pytest.approx(1100, abs=0.001)  # all since the start
     assert spent[Use.DETECTION] == 5
     assert Use.WAITING not in spent
+    idle = result.ledger.slots[Use.SMALLER]  # its spare node, while all four are there
+    assert idle == pytest.approx(clock.us(spent[Use.USEFUL] + spent[Use.REDONE] - (2900 - 1705 - 600)), rel=1e-3)
 
 
 def test_a_start_that_takes_ten_minutes_is_no_fault_whatever_else_happens_meanwhile() -> None:
