@@ -115,5 +115,5 @@ def changes(
         intents_done=intents,
         nodes=None if fleet is None else nodes(fleet, at),
         health=None if health is None else codec.dump_health(health),
-        forgiven=[event.node for event in events if isinstance(event, NodeForgiven)],
+        forgiven=tuple(event.node for event in events if isinstance(event, NodeForgiven)),
     )

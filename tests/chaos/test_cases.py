@@ -1,5 +1,5 @@
-"""Cases that broke others, on hosts of a network: four sizes in one run, a head that dies, a notice, racks that are cut
-off, two jobs and room for one. Each job ends as it would have in calm.
+"""Cases that broke others, on hosts of a network: four sizes in one run, a head that dies, two jobs and room for one.
+Each job ends as it would have in calm.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.contracts.job import Cause, Phase
+from service.contracts.job import Phase
 from service.contracts.status import JobView
 from tests.chaos import faults, invariants, job
 from tests.chaos.fleet import Fleet
@@ -91,35 +91,6 @@ def test_f6_the_head_dies_and_comes_back_with_redis(fleet: Fleet, calm: Mapping[
     assert view.status.attempt <= before.status.attempt + 1
     assert len(list(fleet.client.events(uid))) > events
     assert [line for line in fleet.client.logs(uid) if line.text.startswith(f"step {STEPS} ")]
-
-
-def test_f9_a_node_with_notice_is_left_before_it_goes(fleet: Fleet, calm: Mapping[int, float]) -> None:
-    uid = fleet.client.submit(SPEC).uid
-    host = running(fleet, uid).status.placement[0].node
-    given = time.monotonic()
-    fleet.notice(host, 30)
-    running(fleet, uid, lambda view: host not in faults.hosts_of(view), more=0)
-    assert time.monotonic() - given < 30
-    fleet.lose(host)
-    view = finished(fleet, uid)
-    assert not invariants.same_run(fleet, view, calm)
-    (incident,) = [one for one in view.status.incidents if one.cause is not None]
-    assert (incident.cause, incident.kind, incident.node) == (Cause.PREEMPTION, "preempted", host)
-    assert incident.steps_redone == 0
-
-
-def test_f20_racks_that_are_cut_off_from_each_other(fleet: Fleet, calm: Mapping[int, float]) -> None:
-    uid = fleet.client.submit(job.spec(STEPS, slots=8, layout={"dp": 8})).uid
-    before = running(fleet, uid)
-    assert {fleet.rack_of[host] for host in faults.hosts_of(before)} == set(fleet.racks)
-    fleet.net.partition("r0")
-    there = running(fleet, uid, lambda view: view.status.attempt > before.status.attempt)
-    assert {fleet.rack_of[host] for host in faults.hosts_of(there)} == {"r1"}
-    alone = [host for host in fleet.racks["r0"] if fleet.processes(faults.RANK, host)]
-    fleet.net.rejoin("r0")
-    view = finished(fleet, uid)
-    assert not invariants.same_run(fleet, view, calm)  # who was alone published nothing, and told nothing
-    assert not invariants.nothing_left(fleet, [view.storage]), alone
 
 
 def test_f23_two_jobs_lose_a_node_each_and_there_is_room_for_one(fleet: Fleet, calm: Mapping[int, float]) -> None:
