@@ -115,7 +115,7 @@ def test_all_of_a_turn() -> None:
     job = World(world.fleet(2)).bring(Phase.RUNNING)
     record = Record("a", "JobRunning", "it runs", 5.0, {"step": 1})
     published = events.CheckpointPublished("a", 1, 4, manifest.path(4, 1), 100.0)
-    happened: list[Event] = [steps(world.step(1, 101.0)), published]
+    happened: list[Event] = [steps(world.step(1, 101.0)), published, events.NodeForgiven("n1", 100.0)]
     chunks = [LogChunk("a", 1, "n1", "logs/x", 3, 7.0)]
     made = rows.changes([job], [record], happened, chunks, [3], world.fleet(1), 7.0, {"n0": NodeHealth()})
     assert made == Changes(
@@ -127,5 +127,6 @@ def test_all_of_a_turn() -> None:
         intents_done=[3],
         nodes=rows.nodes(world.fleet(1), 7.0),
         health=codec.dump_health({"n0": NodeHealth()}),
+        forgiven=("n1",),
     )
     assert all(getattr(made, field.name) for field in dataclasses.fields(made))
