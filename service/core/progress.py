@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from service.contracts.events import Step
 from service.core import incidents
@@ -25,14 +25,14 @@ def resumed(job: Job, step: int, at: float, manifest: str | None = None, tier: T
     )
 
 
-def recalled(job: Job, attempts: Mapping[int, int], steps: Sequence[Step]) -> Job:
-    """What nobody had heard of was completed before an attempt broke, and counts. `attempts`: by step."""
-    new = list(_new(steps, job.high_step))
+def recalled(job: Job, steps: Sequence[tuple[int, Step]]) -> Job:
+    """What nobody had heard of was completed before its attempt broke, and counts. `steps`: each with its attempt."""
+    new = [(attempt, step) for attempt, step in steps if step.step > job.high_step]
     if not new:
         return job
-    last, spent_s = new[-1].step, sum(step.step_s for step in new)
-    broken = incidents.caught_up(job.incidents, attempts[last], last, spent_s)
-    return dataclasses.replace(_counted(job, new), incidents=broken)
+    attempt, last = new[-1]
+    broken = incidents.caught_up(job.incidents, attempt, last.step, sum(step.step_s for _, step in new))
+    return dataclasses.replace(_counted(job, [step for _, step in new]), incidents=broken)
 
 
 def completed(job: Job, steps: Sequence[Step], at: float) -> Job:

@@ -104,8 +104,7 @@ def resumed(job: Job, event: events.GangResumed, limits: Limits) -> Outcome:
 
 
 def recalled(job: Job, event: events.StepsRecalled, limits: Limits) -> Outcome:
-    attempts = {step.step: attempt for attempt, step in event.steps}
-    after = progress.recalled(job, attempts, [step for _, step in event.steps])
+    after = progress.recalled(job, event.steps)
     if after is job:
         return Outcome(job)
     reason = f"steps up to {after.high_step} were completed before the fault; the snapshot knows of them"

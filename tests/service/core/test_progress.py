@@ -45,13 +45,13 @@ def test_steps_that_only_a_snapshot_knows_of_count_once() -> None:
         incidents=(Incident(1, 1, None, "process_died", "", None, None, 6, 109.0, 2.0, ""),),
         attempt=2,
     )
-    recent = dict.fromkeys(range(3, 9), 1)
-    known = progress.recalled(broken, recent, steps(3, 8))
+    recent = [(1, step) for step in steps(3, 8)]
+    known = progress.recalled(broken, recent)
     assert (known.high_step, known.samples, known.productive_s) == (8, 128, 8 * world.STEP_S)
     (incident,) = known.incidents
     assert (incident.step, incident.recover_s) == (8, None)  # it had gone so far, and is not over
     assert incident.detect_s == 2.0 - 2 * world.STEP_S
-    assert progress.recalled(known, recent, steps(3, 8)) is known
+    assert progress.recalled(known, recent) is known
     after = progress.completed(progress.resumed(known, 8, 120.0), [world.step(9, at=121.0)], 122.0)
     assert (after.productive_s, after.redone_s) == (9 * world.STEP_S, 0.0)
     assert after.incidents[0].steps_redone == 0
