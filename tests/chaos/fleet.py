@@ -151,19 +151,6 @@ class Fleet:
         self.lose_memory(host)
         shutil.rmtree(self.temp / host, ignore_errors=True)
 
-    def notice(self, host: str, seconds: int) -> None:
-        """Its provider says that it will take the host away, and when."""
-        (node,) = [node for node in self.client.nodes() if node.name == host]
-        command = (
-            str(Path(sys.executable).parent / "ray"), "drain-node", "--node-id", node.id,
-            "--address", f"{self.net.addresses['head']}:{GCS_PORT}", "--reason", "DRAIN_NODE_REASON_PREEMPTION",
-            "--reason-message", "the provider wants it back", "--deadline-remaining-seconds", str(seconds),
-        )  # fmt: skip
-        subprocess.run(
-            self.net.command("head", *command), env=self.environment, cwd=ROOT, capture_output=True, timeout=START_S,
-            check=True,
-        )  # fmt: skip
-
     def lose_memory(self, host: str) -> None:
         shutil.rmtree(self.snapshots / host, ignore_errors=True)
 

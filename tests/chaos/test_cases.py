@@ -4,7 +4,6 @@ Each job ends as it would have in calm.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -84,7 +83,7 @@ def test_f6_the_head_dies_and_comes_back_with_redis(fleet: Fleet, calm: Mapping[
     before = running(fleet, uid, more=10)
     fleet.lose_head()
     events = len(list(fleet.client.events(uid)))  # the API needs no head
-    time.sleep(3.0)
+    until(lambda: not fleet.processes("gcs_server", "head"), "end of the head")
     fleet.start_head()
     view = finished(fleet, uid)
     assert not invariants.same_run(fleet, view, calm)
