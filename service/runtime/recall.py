@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.contracts.cluster import Fleet
+from service.contracts.cluster import Fleet, Node
 from service.core import peers
 from service.core.commands import StartGang
 from service.core.state import Restored
@@ -110,21 +110,20 @@ def whole(kept: Sequence[Kept], above: int, restored: Restored | None = None) ->
 def _prepare(
     command: StartGang, fleet: Fleet, run: RunSpec, epoch: int, namespace: str, root: str, limit: int, above: int
 ) -> Tier:
-    job, names = command.uid, {node.id: node.name for node in fleet.nodes}
-    addresses = {node.id: node.address for node in fleet.nodes}
+    job, nodes_by_id = command.uid, {node.id: node for node in fleet.nodes}
     chosen = peers.choose(command.layout, command.placement, fleet)
-    there = set(names.values())
+    there = {node.name for node in fleet.nodes}
     known = {node: keeper for node, keeper in keepers(job, namespace).items() if node in there}
     gang = {slot.node: slot.name for slot in command.placement.slots}
-    wanted = gang | {peer: names[peer] for peer in chosen.values()}
+    wanted = gang | {peer: nodes_by_id[peer].name for peer in chosen.values()}
     for node, name in wanted.items():
         if name not in known:
-            known[name] = _keeper(epoch, job, node, name, namespace, root, limit, addresses[node])
+            known[name] = _keeper(epoch, job, nodes_by_id[node], namespace, root, limit)
     answers = _asked({node: keeper.kept.remote() for node, keeper in known.items()}, BORN_S)
     kept = [one for said in answers.values() for one in said]
     nodes = shelf.nodes_of(kept)
     found = whole(kept, above, command.restored)
-    peer_of = {gang[own]: known[names[peer]] for own, peer in chosen.items()}
+    peer_of = {gang[own]: known[nodes_by_id[peer].name] for own, peer in chosen.items()}
     keep = [folder for folder, _ in found]
     begun = _asked({node: known[node].begin.remote(epoch, peer_of.get(node), keep) for node in answers}, ANSWER_S)
     manifests = []
@@ -158,11 +157,11 @@ def _unless_lost(folder: str) -> Iterator[None]:
         log.warning("the snapshot in %s is passed over: %s", folder, error)
 
 
-def _keeper(epoch: int, job: str, node: str, name: str, namespace: str, root: str, limit: int, host: str) -> Any:
+def _keeper(epoch: int, job: str, node: Node, namespace: str, root: str, limit: int) -> Any:
     return SnapshotsActor.options(
-        name=SNAPSHOTS.format(job=job, node=name), namespace=namespace, lifetime="detached", get_if_exists=True,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(epoch, job, name, root, limit, host)  # fmt: skip
+        name=SNAPSHOTS.format(job=job, node=node.name), namespace=namespace, lifetime="detached", get_if_exists=True,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+    ).remote(epoch, job, node.name, root, limit, node.address)  # fmt: skip
 
 
 def _asked(questions: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
