@@ -94,7 +94,8 @@ class Hands:
         self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._publish, job, complete))
 
     def tidy(self, job: Job) -> None:
-        """The job is over: once its last checkpoint is published, what is in no manifest goes."""
+        """The job is over: once its last checkpoint is published, what is in no manifest goes. Not while an earlier
+        attempt's may still be: then it would miss its shards."""
         self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._tidy, job))
 
     def publishing(self, uid: str, attempt: int) -> bool:
@@ -258,6 +259,9 @@ class Hands:
             log.warning("old checkpoints of %s could not be removed: %s", job.uid, error)
 
     def _tidy(self, job: Job) -> None:
+        if any(self.publishing(job.uid, attempt) for attempt in range(1, job.attempt)):
+            log.warning("unpublished shards of %s stay: an earlier attempt still publishes", job.uid)
+            return
         storage = Storage.open(job.spec.checkpoint.root or self.settings.storage).child(job.uid)
         try:
             self._retention(job, storage).finish()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from service.core.state import Job, Restored
 from service.runtime import hands
 from service.runtime.ear import Complete
 from service.settings import Settings
+from tests.e2e.world import until
 from tests.service.core import world
 from tests.service.core.world import World
 from workers.checkpoint import manifest, retention, shards
@@ -115,6 +117,22 @@ def test_what_is_published_says_its_size_and_what_is_loaded_stays(
         told = inbox.get_nowait()
         assert told == events.CheckpointPublished("a", 1, step, manifest.path(step, 1), told.at, nbytes=1024)
     assert manifest.published(storage_of_job) == [manifest.path(step, 1) for step in kept]
+    made.close()
+
+
+def test_shards_stay_while_an_earlier_attempt_may_still_publish_them(tmp_path: Path) -> None:
+    job = dataclasses.replace(World(world.fleet(1)).bring(Phase.RUNNING), attempt=2)
+    made = hands.Hands(1, Settings.read({"PHALANX_HOME": str(tmp_path)}), queue.SimpleQueue())
+    here = Storage.open(str(tmp_path / "runs")).child("a")
+    saved(here, 4)
+    late = threading.Event()
+    made.lanes.submit("publish a 1", lambda: late.wait(10))
+    made._tidy(job)
+    assert len(here.names(manifest.FOLDERS)) == 2
+    late.set()
+    until(lambda: not made.publishing("a", 1), "end of the publication")
+    made._tidy(job)
+    assert here.names(manifest.FOLDERS) == []
     made.close()
 
 
