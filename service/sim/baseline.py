@@ -41,7 +41,7 @@ def of(ours: Scenario) -> Scenario:
         phases=_phases(ours.phases),
         snapshot=Stall(0, 0),
         checkpoint=Stall(every, clock.us(pace.copy_s(spec, layout.world))),
-        useful=ours.pace.full.world,
+        room=ours.pace.full.world,
     )
 
 

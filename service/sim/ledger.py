@@ -45,9 +45,9 @@ class Span:
 
 
 class Ledger:
-    def __init__(self, total: int, wanted: int, useful: int | None = None) -> None:
+    def __init__(self, total: int, wanted: int, room: int | None = None) -> None:
         """Slots of the fleet, those of the layout that the job wants, and those that it could use: as many if None."""
-        self.total, self.wanted, self.useful = total, wanted, useful or wanted
+        self.total, self.wanted, self.room = total, wanted, room or wanted
         self.clock = dict.fromkeys(Use, 0)
         self.slots = dict.fromkeys(Use, 0)
         self.spans: list[Span] = []
@@ -79,7 +79,7 @@ class Ledger:
         return us * self.wanted * speed.numerator // speed.denominator
 
     def _usable(self, span: Span) -> int:
-        usable, spent = min(span.alive, self.useful), span.end - span.start
+        usable, spent = min(span.alive, self.room), span.end - span.start
         self.slots[Use.SPARE] += (span.alive - usable) * spent
         self.slots[Use.DOWN] += (self.total - span.alive) * spent
         self.spans.append(span)

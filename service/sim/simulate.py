@@ -48,7 +48,7 @@ class Scenario:
     phases: Phases
     snapshot: Stall
     checkpoint: Stall
-    useful: int | None = None  # slots that could be used, where a policy wants fewer
+    room: int | None = None  # slots that could be used, where a policy wants fewer
 
     @property
     def limits(self) -> Limits:
@@ -82,7 +82,7 @@ class _Simulation:
         self.given, self.decide = scenario, decide
         self.agenda, self.machines = Agenda(), Machines(scenario.nodes)
         self.wanted = scenario.pace.full.world
-        self.ledger = Ledger(self.machines.total, self.wanted, scenario.useful)
+        self.ledger = Ledger(self.machines.total, self.wanted, scenario.room)
         self.state, self.records = State(), list[Record]()
         self.gang: Gang | None = None
         self.kept = Kept()

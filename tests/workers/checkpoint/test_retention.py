@@ -363,12 +363,17 @@ ABANDONED = {
 }
 
 
+def laid_out(storage, checkpoint, case):
+    there, unpublished, stays = ABANDONED[case]
+    publish(storage, checkpoint, *there)
+    for key in unpublished:
+        checkpoint(storage, *key, rows=1)
+    return there, unpublished, stays
+
+
 @pytest.mark.parametrize("case", ABANDONED)
 def test_shards_of_no_manifest_go_after_a_day(quick, checkpoint, case):
-    there, unpublished, stays = ABANDONED[case]
-    publish(quick, checkpoint, *there)
-    for key in unpublished:
-        checkpoint(quick, *key, rows=1)
+    there, _, stays = laid_out(quick, checkpoint, case)
     clock, mine = Clock(), {(*key, f"t{key[1]}") for key in there}
     retention = Retention(quick, Policy(2), clock=clock)
     assert retention.apply() == []
@@ -382,10 +387,7 @@ def test_shards_of_no_manifest_go_after_a_day(quick, checkpoint, case):
 
 @pytest.mark.parametrize("case", ABANDONED)
 def test_when_the_job_is_over_shards_of_no_manifest_go(quick, checkpoint, case):
-    there, unpublished, _ = ABANDONED[case]
-    publish(quick, checkpoint, *there)
-    for key in unpublished:
-        checkpoint(quick, *key, rows=1)
+    there, unpublished, _ = laid_out(quick, checkpoint, case)
     assert len(Retention(quick, Policy(2)).finish()) == len(unpublished)
     assert folders(quick) == {(*key, f"t{key[1]}") for key in there}
     assert published(quick) == set(there)
