@@ -17,7 +17,7 @@ from tests.e2e.world import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(600)]
 
-STEPS = 150
+STEPS = 300  # a quick machine does fifty a second, and a case needs some while its job runs
 SPEC = job.spec(STEPS, layout={"dp": 4})
 FIXED: dict[str, Any] = {"elastic": None, "spares": 0}
 LONG_S = 240.0
@@ -34,7 +34,7 @@ def finished(fleet: Fleet, uid: str) -> JobView:
     return view
 
 
-def running(fleet: Fleet, uid: str, which: Callable[[JobView], bool] = lambda view: True, more: int = 3) -> JobView:
+def running(fleet: Fleet, uid: str, which: Callable[[JobView], bool] = lambda view: True, more: int = 1) -> JobView:
     """The job once it runs so and has made some steps more."""
 
     def there() -> JobView | None:
@@ -44,8 +44,13 @@ def running(fleet: Fleet, uid: str, which: Callable[[JobView], bool] = lambda vi
         return view if view.phase is Phase.RUNNING and which(view) else None
 
     step = until(there, f"running {uid}", LONG_S).status.progress.step
-    until(lambda: fleet.client.get(uid).status.progress.step >= step + more, "more steps", LONG_S)
-    return fleet.client.get(uid)
+
+    def further() -> JobView | None:
+        view = fleet.client.get(uid)
+        assert not view.phase.terminal, f"over before the case: {view.reason}"
+        return view if view.status.progress.step >= step + more else None
+
+    return until(further, "more steps", LONG_S)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +100,7 @@ def test_f6_the_head_dies_and_comes_back_with_redis(fleet: Fleet, calm: Mapping[
 def test_f23_two_jobs_lose_a_node_each_and_there_is_room_for_one(fleet: Fleet, calm: Mapping[int, float]) -> None:
     spec = job.spec(STEPS, layout={"dp": 4}, resources=FIXED)
     uids = [fleet.client.submit(spec).uid for _ in range(2)]
-    for host in [faults.hosts_of(running(fleet, uid, more=1))[0] for uid in uids]:
+    for host in [faults.hosts_of(running(fleet, uid))[0] for uid in uids]:
         fleet.lose(host)
 
     def parted() -> list[JobView]:
