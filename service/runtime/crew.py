@@ -1,17 +1,21 @@
 """The processes on the slots of one node: who stands by, who is at work as which rank. Knows no attempts, no reports.
 
-A process that has enlisted is watched: it is ended for sure, and its end is noticed.
+A process that has enlisted is watched: it is ended for sure, and its end is noticed. One that is gone and still holds
+a device, as the driver tells it, has not ended.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from service.contracts.errors import ClusterError
 from service.runtime import processes
+
+HELD_S = 0.02  # between looks whether a device is held
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,11 +28,15 @@ class Member:
     rank: int | None = None  # None: it stands by
 
 
-class Crew:
-    """`lost` is told of members that ended and were not ended here."""
+def nobody() -> frozenset[int]:
+    return frozenset()
 
-    def __init__(self, lost: Callable[[Member], None]) -> None:
-        self.lost = lost
+
+class Crew:
+    """`lost` is told of members that ended and were not ended here. `holders`: pids that hold a device of this node."""
+
+    def __init__(self, lost: Callable[[Member], None], holders: Callable[[], Collection[int]] = nobody) -> None:
+        self.lost, self.holders = lost, holders
         self.lock = threading.Lock()
         self.members: dict[int, Member] = {}  # pid -> member
         self.watch = processes.Watch()
@@ -65,10 +73,14 @@ class Crew:
             doomed = {pid: one for pid, one in self.members.items() if everyone or one.rank is not None}
             for pid in doomed:
                 del self.members[pid]
-        left = processes.end(doomed)
+        deadline = time.monotonic() + processes.KILL_S
+        left = set(processes.end(doomed))
+        while (held := doomed.keys() & self.holders()) and time.monotonic() < deadline:
+            time.sleep(HELD_S)
+        left |= held
         with self.lock:
             self.members |= {pid: one for pid, one in doomed.items() if pid in left}
-        return left
+        return sorted(left)
 
     def look(self, timeout_s: float) -> None:
         """Notice who has ended; waits up to the timeout for one."""

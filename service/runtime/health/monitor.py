@@ -7,6 +7,7 @@ whoever acts.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -38,6 +39,7 @@ class Sources:
     cgroup: CgroupKills | None = None  # where the kernel's log can't be read
     others: tuple[Source, ...] = ()
     missing: tuple[str, ...] = ()
+    gpus: Nvml | None = None
 
 
 class Monitor:
@@ -73,6 +75,15 @@ class Monitor:
                 return next((kill for kill in reversed(self.sources.kernel.kills) if kill.pid == pid), None)
             self.counted = [kill for kill in self.counted if at - kill.at < MEMORY_S]
             return dataclasses.replace(self.counted.pop(), pid=pid) if self.counted else None
+
+    def holders(self) -> frozenset[int]:
+        """Pids of the processes that hold a GPU of this node; none where the driver can't say."""
+        held: set[int] = set()
+        if (gpus := self.sources.gpus) is not None:
+            for device in gpus.devices():
+                with contextlib.suppress(Exception):  # a device that is dying is found by its readings
+                    held |= gpus.pids(device.index)
+        return frozenset(held)
 
     def collect(self) -> list[Finding]:
         """What is new in all sources; nothing of it is decided."""
@@ -147,4 +158,4 @@ def sources(
     others: list[Source] = [Ports(node, sys)]
     if gpus is not None:
         others += [Devices(node, gpus)] if records else [Events(node, gpus), Devices(node, gpus)]
-    return Sources(records, counted, tuple(others), tuple(missing))
+    return Sources(records, counted, tuple(others), tuple(missing), gpus)

@@ -9,7 +9,12 @@ import psutil
 import pytest
 
 from service.contracts.errors import ClusterError
+from service.core.policy import Policy
+from service.runtime import processes
 from service.runtime.crew import Crew, Member
+from service.runtime.health.fake import FakeNvml
+from service.runtime.health.monitor import Monitor, Sources
+from service.runtime.health.nvml import Reading
 
 pytestmark = pytest.mark.ray
 
@@ -63,6 +68,24 @@ def test_those_at_work_are_ended_and_those_who_stand_by_are_not(
     assert crew.at_work() == {}
     assert crew.standby(0) is not None
     assert sleepers[1].poll() is sleepers[2].poll() is None
+
+
+def test_who_is_gone_and_still_holds_a_device_has_not_ended(
+    lost: list[Member], sleepers: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "KILL_S", 1.0)
+    gpus = FakeNvml([[Reading(0)], [Reading(1)]])
+    health = Monitor(Policy(()), Sources(gpus=gpus), lambda event: None)
+    made = Crew(lost.append, health.holders)
+    made.enlist(0, sleepers[0].pid, None)
+    gpus.hold(1, sleepers[0].pid, 4711)
+    assert made.end(everyone=False) == []  # it stands by, and holds what it likes
+    made.put(sleepers[0].pid, 3)
+    assert made.end(everyone=False) == [sleepers[0].pid]
+    assert 3 in made.at_work()
+    gpus.hold(1, 4711)
+    assert made.end(everyone=False) == []
+    assert sleepers[0].wait(10) == -signal.SIGKILL
 
 
 def test_after_the_end_of_everyone_it_is_too_late_to_enlist(crew: Crew, sleepers: Processes) -> None:
