@@ -144,9 +144,8 @@ class Engine:
         logits = min(chunk, max(0, self.vocabulary - chunk * self.mesh["tp"].get_local_rank()))
         split = layout.tp if layout.splits_sequence(model.seq_len) else 1
         shapes = pipeline.Shapes(layout.micro_batch, split, model.hidden, logits, COMPUTE[train.precision])
-        runs = layout.runs(train.global_batch)[self.replica]
         parts = self.parts if layout.zero == 1 else [data.EveryBackward(part) for part in self.parts]
-        return pipeline.Staged(parts, loss, layout, runs, shapes, self.mesh["pp"], self.device)
+        return pipeline.Staged(parts, loss, layout, shapes, self.mesh["pp"], self.device)
 
     @property
     def planned_tokens(self) -> int:
@@ -222,6 +221,15 @@ class Engine:
         total, _, count, _ = numerics.agree(share, torch.zeros_like(share), counted)
         return total / (max(count, 1) * scale), int(count)
 
+    def again(self, tokens: torch.Tensor, targets: torch.Tensor, first: int, runs: int) -> torch.Tensor | None:
+        """Forward and backward over [samples, seq] by each replica for itself, in `runs` micro-batches; their losses
+        on the last stage. Nothing is left of it."""
+        self._set_scale(self.scale.value)
+        losses = self.pipeline.run(*self._micro_batches(tokens, targets, first, runs))
+        self.optimizer.drop()
+        self.sightings.reset()
+        return losses if self.counts_loss and self.layout.stages - 1 in self.stages else None
+
     def _set_scale(self, value: float) -> float:
         """What the sum of losses is multiplied by until the next call."""
         scale = value / self.planned_tokens
@@ -230,11 +238,12 @@ class Engine:
         return scale
 
     def _micro_batches(
-        self, tokens: torch.Tensor, targets: torch.Tensor, first: int
+        self, tokens: torch.Tensor, targets: torch.Tensor, first: int, runs: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[samples, seq] -> [runs, micro-batch, seq] and the samples' numbers; empty micro-batches, whose targets are
-        ignored, come last."""
-        missing = self.layout.runs(self.run.train.global_batch)[self.replica] * self.layout.micro_batch - len(tokens)
+        ignored, come last. `runs`: default as many as the replica has in a step."""
+        runs = runs or self.layout.runs(self.run.train.global_batch)[self.replica]
+        missing = runs * self.layout.micro_batch - len(tokens)
         empty = (missing, tokens.shape[-1])
         return self._batched(
             torch.cat((tokens, tokens.new_zeros(empty))),

@@ -81,6 +81,12 @@ class TrainSpec(Spec):
     drift_every: int = Field(
         default=100, ge=0, description="steps between checks that copies of parameters are equal; 0: never"
     )
+    replay_every: int = Field(
+        default=0,
+        ge=0,
+        description="steps between checks that all replicas compute the same from the same samples; each costs a step "
+        "without its update; 0: never",
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> TrainSpec:
@@ -243,6 +249,8 @@ def layout_problem(layout: ParallelLayout, model: ModelSpec, train: TrainSpec) -
         )
     if layout.sequence_parallel and model.seq_len % layout.tp:
         return f"sequence_parallel needs seq_len {model.seq_len} divisible by tp {layout.tp}"
+    if train.replay_every and layout.ep > 1:
+        return f"replay_every compares replicas, which have the experts between them at ep {layout.ep}; use ep 1"
     if train.compile and layout.schedule in ZERO_BUBBLE:
         return f"schedule {layout.schedule} goes back through a stage twice, which compiled blocks can't"
     if train.global_batch % layout.micro_batch:

@@ -27,6 +27,7 @@ from workers.data.corpus import Corpus
 from workers.engine import Engine, Outcome
 from workers.parallel import mesh
 from workers.pulse import Pulse
+from workers.replay import Corrupted, Replay
 from workers.reports import (
     CheckpointRefused,
     Evaluated,
@@ -105,6 +106,8 @@ class Loop:
         self.leads, self.skips, self.saved, self.furthest, self.rolled = assignment.rank == 0, 0, 0, 0, 0
         self.engine, self.cursor = continued(assignment, storage, build, tell, saver.memory)
         self.engine.before_update = saver.copies.order
+        self.replay = self.replaying()
+        self.verified = self.cursor.step  # the newest step at which replicas computed the same
         self.pulse = Pulse(self.engine.device)
         self.rhythm = Rhythm(self.run_spec.checkpoint.snapshot_every, assignment.world, self.cursor.step)
 
@@ -127,6 +130,8 @@ class Loop:
             self.tell(Moved(self.assignment.rank, "step", step, time.time(), beat))
             if train.drift_every and step % train.drift_every == 0:
                 self.check_drift()
+            if self.replay is not None and step % train.replay_every == 0:
+                self.check_replay(self.replay)
             if self.other is not None and step % train.eval_every == 0:
                 self.evaluate(self.other)
             agreed = Note(*outcome.aside)
@@ -196,6 +201,7 @@ class Loop:
         assignment = dataclasses.replace(self.assignment, resume=resume[0])
         self.engine, self.cursor = continued(assignment, self.storage, self.build, self.tell)
         self.engine.before_update = self.saver.copies.order
+        self.replay = self.replaying()
         self.cursor.skip(seen - self.cursor.samples)
         self.rolled += 1
         self.saver.assignment = dataclasses.replace(assignment, token=f"{assignment.token}+{self.rolled}")
@@ -218,6 +224,21 @@ class Loop:
         found = [f"{name} on rank {self.assignment.rank}" for name in self.engine.drifted()]
         if problem := first_problem(", ".join(found[:3])):
             raise Drifted(f"after step {self.cursor.step} copies that must be equal are not: {problem}")
+
+    def replaying(self) -> Replay | None:
+        asked = self.run_spec.train.replay_every and self.run_spec.parallel.dp > 1
+        return Replay(self.engine) if asked else None
+
+    def check_replay(self, replay: Replay) -> None:
+        """The newest step's first samples, by every replica."""
+        step, first = self.cursor.step, self.cursor.samples - self.run_spec.train.global_batch
+        odd = replay.odd(*self.corpus.batch(first, replay.samples), first)
+        if odd is not None:
+            since = f"they last agreed after step {self.verified}" if self.verified else "they have never agreed"
+            error = Corrupted(f"after step {step} replicas computed the same and got different figures: {odd}; {since}")
+            error.suspected = self.assignment.rank in odd.ranks
+            raise error
+        self.verified = step
 
     def evaluate(self, corpus: Corpus) -> None:
         batch, losses, tokens = self.run_spec.train.global_batch, 0.0, 0

@@ -20,7 +20,7 @@ from service.core.state import Incident, State
 Health = Mapping[str, NodeHealth]  # by name
 
 WEIGHTS: Mapping[str, float] = MappingProxyType({
-    "node_lost": 1.0, "device": 1.0, "refused": 1.0, "process_died": 0.25, "hang": 0.25,
+    "node_lost": 1.0, "device": 1.0, "corruption": 1.0, "refused": 1.0, "process_died": 0.25, "hang": 0.25,
 })  # fmt: skip
 """Of a strike, by the kind of fault. Others are none of the node's."""
 
@@ -46,10 +46,12 @@ def observed(health: Health, before: Fleet, after: Fleet, at: float, limits: Lim
 
 
 def blamed(health: Health, incident: Incident, at: float, limits: Limits) -> Health:
-    """Strikes for the nodes that an incident is held against."""
+    """Strikes for the nodes that an incident is held against. One that may have computed wrong is probed first."""
     names = {incident.node} if incident.kind in WEIGHTS else set()
-    names |= {fault.node for fault in incident.faults if fault.kind == "node_lost"}
+    names |= {fault.node for fault in incident.faults if fault.kind in ("node_lost", "corruption")}
     changed = {name: struck(health.get(name, CLEAN), incident.kind, at, limits) for name in names if name}
+    if incident.kind == "corruption":
+        changed = {name: dataclasses.replace(own, needs_probe=True) for name, own in changed.items()}
     return _with(health, changed)
 
 

@@ -27,7 +27,7 @@ SAME_ROOT_LIMIT = 3
 
 ROOTS: tuple[FaultKind, ...] = (
     "preempted", "node_lost", "out_of_memory", "device", "process_died", "gang_lost",
-    "hang", "start_failed", "drift", "numeric", "storage", "user", "peer"
+    "hang", "start_failed", "corruption", "drift", "numeric", "storage", "user", "peer"
 )  # fmt: skip
 """From root to echo. A rank whose peer died may raise anything: process_died is before user."""
 
@@ -42,12 +42,13 @@ CAUSES: dict[FaultKind, Cause] = {
     "storage": Cause.INFRASTRUCTURE,
     "peer": Cause.INFRASTRUCTURE,
     "drift": Cause.INFRASTRUCTURE,
+    "corruption": Cause.INFRASTRUCTURE,
     "hang": Cause.HANG,
     "numeric": Cause.USER_ERROR,
     "user": Cause.USER_ERROR,
 }
 
-FIGURES: frozenset[FaultKind] = frozenset({"numeric", "drift", "out_of_memory"})
+FIGURES: frozenset[FaultKind] = frozenset({"numeric", "drift", "corruption", "out_of_memory"})
 """Their messages tell figures and places, which may differ though the fault is the same."""
 
 PASSING: frozenset[FaultKind] = frozenset({"storage", "node_lost", "gang_lost", "preempted"})

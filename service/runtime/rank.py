@@ -168,11 +168,14 @@ def kind_of(error: BaseException) -> FaultKind:
     import torch.distributed as dist
 
     from workers.blame import Drifted, NonFinite
+    from workers.replay import Corrupted
 
     if isinstance(error, NonFinite):
         return "numeric"
     if isinstance(error, Drifted):
         return "drift"
+    if isinstance(error, Corrupted):
+        return "corruption" if error.suspected else "peer"
     if any(isinstance(one, MemoryError | torch.OutOfMemoryError) or FULL in str(one) for one in causes(error)):
         return "out_of_memory"
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):

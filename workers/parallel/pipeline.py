@@ -133,24 +133,23 @@ class Stage(PipelineStage):
 
 
 class Staged:
-    """This rank's stages of a pipeline under a schedule of `runs` micro-batches; one for each length of a sample, since
-    a schedule takes its buffers from the first it sees."""
+    """This rank's stages of a pipeline under a schedule; one for each length of a sample, since a schedule takes its
+    buffers from the first it sees, and for each number of micro-batches."""
 
     def __init__(
         self,
         parts: Sequence[nn.Module],
         loss: Loss,
         layout: ParallelLayout,
-        runs: int,
         shapes: Shapes,
         mesh: DeviceMesh,
         device: torch.device,
     ) -> None:
-        self.parts, self.loss, self.layout, self.runs, self.shapes = parts, loss, layout, runs, shapes
+        self.parts, self.loss, self.layout, self.shapes = parts, loss, layout, shapes
         self.mesh, self.device = mesh, device
         self.numbers, last = stages_of(mesh.get_local_rank(), layout), layout.stages - 1
         self.first, self.last = 0 in self.numbers, last in self.numbers
-        self.schedules: dict[int, Any] = {}  # length of a sample -> schedule
+        self.schedules: dict[tuple[int, int], Any] = {}  # micro-batches, length of a sample -> schedule
         self.samples: list[Iterator[torch.Tensor]] = []  # of each part: of the micro-batches that are still to come
         for index, part in enumerate(parts):
             part.register_forward_pre_hook(partial(self._number, index), with_kwargs=True)
@@ -165,21 +164,21 @@ class Staged:
         inputs = (tokens.flatten(0, 1),) if self.first else ()
         wanted = targets.flatten(0, 1) if self.last else None
         self.samples = [iter(samples) for _ in self.parts]
-        self._schedule(tokens.shape[-1]).step(
+        self._schedule(len(tokens), tokens.shape[-1]).step(
             *inputs, target=wanted, losses=losses if self.last else None, return_outputs=False
         )
         return torch.stack(losses).double() if losses else torch.zeros(len(tokens), device=self.device).double()
 
-    def _schedule(self, seq: int) -> Any:
-        if seq not in self.schedules:
+    def _schedule(self, runs: int, seq: int) -> Any:
+        if (runs, seq) not in self.schedules:
             stages = [self._stage(part, number, seq) for part, number in zip(self.parts, self.numbers, strict=True)]
-            self.schedules[seq] = SCHEDULES[self.layout.schedule](
+            self.schedules[runs, seq] = SCHEDULES[self.layout.schedule](
                 stages[0] if self.layout.schedule in SINGLE_STAGE else stages,
-                self.runs,
+                runs,
                 loss_fn=self.loss,
                 scale_grads=False,
             )
-        return self.schedules[seq]
+        return self.schedules[runs, seq]
 
     def _stage(self, part: nn.Module, number: int, seq: int) -> Stage:
         layout, shapes = self.layout, self.shapes

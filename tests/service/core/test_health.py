@@ -107,6 +107,23 @@ def test_a_returned_node_passes_a_probe_first_where_that_is_asked_for() -> None:
     assert here.job().phase is Phase.PLACING
 
 
+def test_who_may_have_computed_wrong_is_probed_before_it_is_used_again() -> None:
+    here = going(world.fleet(3), slots=4)
+    used = sorted({slot.name for slot in here.job().placement.slots})
+    faults = tuple(events.Fault("corruption", "layer 3", rank=rank, node=node) for rank, node in enumerate(used))
+    peer = events.Fault("peer", "layer 3", rank=3, node=used[0])
+    here.gang(events.GangFaulted, faults=(peer, *faults))
+    assert here.job().incidents[-1].kind == "corruption"
+    assert {name for name, own in here.state.health.items() if own.needs_probe} == set(used)
+    here.stopped()
+    assert "is to be probed" in here.job().reason
+    here.tell(events.NodeProbed(used[0], False, "GEMM is off by 3", here.now))
+    here.tell(events.NodeProbed(used[1], True, "its probe passed", here.now))
+    here.tick(2)
+    assert here.job().phase is Phase.PLACING
+    assert used[0] not in {slot.name for slot in here.job().placement.slots}
+
+
 def test_a_probe_that_passes_lets_the_node_in() -> None:
     here = going(world.fleet(1), limits=liveness.Limits(probe=True, cooldown_s=0))
     flap(here, "n0", 1)

@@ -34,6 +34,7 @@ FAULTS = st.lists(
                 "user",
                 "numeric",
                 "drift",
+                "corruption",
                 "hang",
                 "start_failed",
             ]

@@ -42,6 +42,7 @@ def broken(job: Job, faults: list[Fault], at: float) -> tuple[Job, recovery.Verd
         (["user", "numeric"], "numeric"),
         (["numeric", "drift"], "drift"),
         (["drift", "process_died"], "process_died"),
+        (["peer", "corruption"], "corruption"),
         (["user", "start_failed"], "start_failed"),
     ],
 )
@@ -58,7 +59,8 @@ def test_of_equal_faults_the_first_is_blamed() -> None:
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [("node_lost", INFRA), ("process_died", INFRA), ("gang_lost", INFRA), ("peer", INFRA),
-     ("start_failed", INFRA), ("hang", HANG), ("numeric", USER), ("drift", INFRA), ("user", USER)],
+     ("start_failed", INFRA), ("hang", HANG), ("numeric", USER), ("drift", INFRA), ("corruption", INFRA),
+     ("user", USER)],
 )  # fmt: skip
 def test_cause(kind: str, cause: Cause) -> None:
     assert recovery.cause_of(Fault(kind, "")) is cause

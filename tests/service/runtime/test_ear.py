@@ -151,6 +151,11 @@ FAULTS = [
         ECHO_S,
     ),
     (failed(3, "drift", "Drifted: x"), events.Fault("drift", "Drifted: x", 3, "n1", 3, "Traceback"), ECHO_S),
+    (
+        failed(3, "corruption", "Corrupted: x"),
+        events.Fault("corruption", "Corrupted: x", 3, "n1", 3, "Traceback"),
+        ECHO_S,
+    ),
     (failed(3, "user", "Drifted: x"), events.Fault("user", "Drifted: x", 3, "n1", 3, "Traceback"), ECHO_S),
     (failed(3, "storage"), events.Fault("storage", "bad", 3, "n1", 3, "Traceback"), ECHO_S),
     (RankDied(3, 95.0), events.Fault("process_died", "process of rank 3 is gone", 3, "n1", 0), 0.0),

@@ -9,6 +9,7 @@ from torch.distributed import DistBackendError
 from service.runtime import rank
 from workers import reports
 from workers.blame import Drifted, NonFinite
+from workers.replay import Corrupted
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch]
 
@@ -30,6 +31,7 @@ def wrapped(cause: BaseException) -> BaseException:
         (OSError(errno.EIO, "Input/output error"), "storage"),
         (NonFinite("loss is nan"), "numeric"),
         (Drifted("copies"), "drift"),
+        (Corrupted("layer 3"), "peer"),  # another rank is suspected
         (DistBackendError("anything"), "peer"),
         (RuntimeError(CLOSED), "peer"),
         (wrapped(RuntimeError(CLOSED)), "peer"),
@@ -45,6 +47,12 @@ def wrapped(cause: BaseException) -> BaseException:
 )
 def test_whose_fault_it_is(error: BaseException, kind: str) -> None:
     assert rank.kind_of(error) == kind
+
+
+def test_who_is_suspected_of_wrong_figures_says_so() -> None:
+    error = Corrupted("layer 3")
+    error.suspected = True
+    assert rank.kind_of(error) == "corruption"
 
 
 @pytest.mark.parametrize(
