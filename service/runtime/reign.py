@@ -25,6 +25,7 @@ from service.runtime import adoption, rows
 from service.runtime.care import Care
 from service.runtime.ear import AgentGone, Ear
 from service.runtime.errands import Answered, Errands
+from service.runtime.growth import Growth
 from service.runtime.hands import Hands
 from service.runtime.logs import Chunk
 from service.runtime.lookout import Lookout
@@ -40,6 +41,7 @@ TURN_S = 0.05
 POLL_S = 0.25
 TICK_S = 0.5
 CARE_S = 1.0
+GROW_S = 2.0
 SWEEP_S = 30.0
 
 Source = tuple[str, int, str]  # job, attempt, node: one agent
@@ -98,13 +100,14 @@ class Reign:
         self.hands = Hands(epoch, settings, inbox)
         self.errands = Errands(inbox)
         self.care = Care(inbox)
+        self.growth = Growth()
         self.lookout = Lookout()
         self.state = State(fleet=self.lookout.fleet(), health=codec.load_health(store.health()))
         self.health_written = self.state.health
         self.ears: dict[str, Ear] = {}
         self.seen = 0  # highest seq of a job that was taken up
         self.fleet_written: Fleet | None = None
-        self.last = dict.fromkeys(("poll", "tick", "renew", "care", "sweep"), 0.0)
+        self.last = dict.fromkeys(("poll", "tick", "renew", "care", "grow", "sweep"), 0.0)
         self.over = threading.Event()
 
     def begin(self) -> None:
@@ -128,6 +131,7 @@ class Reign:
         self.hands.close()
         self.errands.close()
         self.care.close()
+        self.growth.close()
 
     def turn(self) -> None:
         """Raises Fenced when the reign is over."""
@@ -312,6 +316,8 @@ class Reign:
                 log.warning("the lease could not be renewed: %s", error)
         if self._due("care", CARE_S):
             self.care.look(self.state)
+        if self._due("grow", GROW_S):
+            self.growth.look(self.state)
         if self._due("sweep", SWEEP_S):
             owned = {job.uid for job in self.state.jobs.values() if job.holds_slots}
             self.hands.sweep(owned, set(self.state.jobs))
