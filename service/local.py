@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from service import roster
-from service.contracts.cluster import NODE_LABEL, RACK_LABEL
+from service.contracts.cluster import CONTROL, NODE_LABEL, RACK_LABEL, ROLE_LABEL
 from service.contracts.errors import ClusterError, Conflict, PhalanxError, UserError
 from service.keeper import Keeper
 from service.settings import Settings
@@ -104,7 +104,8 @@ class LocalFleet:
         from ray.cluster_utils import Cluster
 
         common = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-        head = {"num_cpus": 0, "node_ip_address": "127.0.77.1", "temp_dir": self.temp, **common}
+        labels = {ROLE_LABEL: CONTROL}  # the controller is there, and goes with no node that trains
+        head = {"num_cpus": 0, "node_ip_address": "127.0.77.1", "temp_dir": self.temp, "labels": labels, **common}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         os.environ["PHALANX_RAY_ADDRESS"] = self.cluster.address
         for number in range(self.racks * self.nodes):

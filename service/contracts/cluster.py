@@ -8,6 +8,8 @@ ZONE_LABEL = "phalanx.io/zone"
 RACK_LABEL = "phalanx.io/rack"
 NODE_LABEL = "phalanx.io/node"
 NVLINK_LABEL = "phalanx.io/nvlink-domain"
+ROLE_LABEL = "phalanx.io/role"
+CONTROL = "control"  # the role of a node that holds the controller, and no ranks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

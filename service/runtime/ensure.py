@@ -10,9 +10,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from service.contracts.cluster import CONTROL, ROLE_LABEL
 from service.runtime.controller import ControllerActor
 from service.runtime.named import CONTROLLER, NAMESPACE
-from service.runtime.watcher import CONTROL, ROLE_LABEL
 from service.settings import Settings
 
 log = logging.getLogger("phalanx.ensure")

@@ -9,10 +9,17 @@ from typing import Any
 import ray
 from ray._private.state import state
 
-from service.contracts.cluster import NODE_LABEL, NVLINK_LABEL, RACK_LABEL, ZONE_LABEL, Fleet, Node
+from service.contracts.cluster import (
+    CONTROL,
+    NODE_LABEL,
+    NVLINK_LABEL,
+    RACK_LABEL,
+    ROLE_LABEL,
+    ZONE_LABEL,
+    Fleet,
+    Node,
+)
 
-ROLE_LABEL = "phalanx.io/role"
-CONTROL = "control"
 NOBODY: Mapping[str, int] = MappingProxyType({})
 ACCELERATOR_LABEL = "ray.io/accelerator-type"  # Ray's own
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from service.contracts.cluster import NODE_LABEL, NVLINK_LABEL, RACK_LABEL, ZONE_LABEL, Node
+from service.contracts.cluster import CONTROL, NODE_LABEL, NVLINK_LABEL, RACK_LABEL, ROLE_LABEL, ZONE_LABEL, Node
 from service.runtime import watcher
-from service.runtime.watcher import CONTROL, ROLE_LABEL
 
 pytestmark = pytest.mark.ray
 
