@@ -21,9 +21,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 HEAD_ID = "f" * 51 + "00000"  # that the provider of nodes which are processes expects
 ROOT = Path(__file__).parents[2]
 PORT = 6379
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"  # nodes that are processes
 CONFIG = {
     "cluster_name": "growing", "max_workers": 3, "idle_timeout_minutes": 0.05, "head_node_type": "ray.head.default",
-    "provider": {"type": "fake_multinode", "launch_multiple": True, "head_node_id": HEAD_ID},
+    "provider": {"type": "external", "module": PROVIDER, "launch_multiple": True, "head_node_id": HEAD_ID},
     "available_node_types": {
         "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
         "worker": {
@@ -31,6 +32,10 @@ CONFIG = {
             "max_workers": 3,
         },
     },
+    **{f"{which}setup_commands": [] for which in ("", "head_", "worker_")},
+    **{name: [] for name in ("initialization_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter")},
+    **{f"{which}_start_ray_commands": [] for which in ("head", "worker")},
+    "auth": {}, "docker": {}, "file_mounts": {}, "upscaling_speed": 1.0,
 }  # fmt: skip
 
 
