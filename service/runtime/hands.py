@@ -17,8 +17,9 @@ from typing import Any
 import ray
 
 from service.contracts import events
-from service.contracts.cluster import Fleet
+from service.contracts.cluster import Fleet, Node
 from service.contracts.errors import ClusterError, Fenced
+from service.core import liveness
 from service.core.commands import Command, InspectGang, PauseGang, RaiseStandbys, ReleaseGang, StartGang, StopGang
 from service.core.state import Job, Restored
 from service.runtime import gang, holds, named, recall, stacks
@@ -54,6 +55,7 @@ class Hands:
         self.retentions: dict[str, tuple[int, Retention]] = {}  # job -> its newest attempt to publish, and what stays
         self.stands: dict[str, tuple[int, frozenset[str]]] = {}  # job -> its newest attempt, and the nodes of its ranks
         self.watching: set[Any] = set()  # ids of agents whose end is waited for
+        self.cleared: dict[str, str] = {}  # name of each node -> its id when nothing was left of jobs that are over
         self.over = threading.Event()
 
     def close(self) -> None:
@@ -117,9 +119,12 @@ class Hands:
                 arguments = (job.uid, node, agent)
                 threading.Thread(target=self._wait_end, args=arguments, name=f"watch {node}", daemon=True).start()
 
-    def sweep(self, owned: set[str], alive: set[str]) -> None:
-        """End what no live attempt owns, and forget the snapshots of jobs that are over."""
+    def sweep(self, owned: set[str], alive: set[str], fleet: Fleet) -> None:
+        """End what no live attempt owns, and forget snapshots of jobs that are over, also on nodes that come back."""
         self.lanes.submit("sweep", partial(self._sweep, owned, alive))
+        for node in fleet.nodes:
+            if self.cleared.setdefault(node.name, node.id) != node.id and not self.lanes.busy(_clearing(node)):
+                self.lanes.submit(_clearing(node), partial(self._clear, node, alive))
 
     def _start(self, command: StartGang, job: Job, fleet: Fleet) -> None:
         uid, attempt = command.uid, command.attempt
@@ -138,7 +143,9 @@ class Hands:
             if not isinstance(error, gang.GangRefused | OSError):
                 log.exception("starting %s", uid)
             self._free(uid)
-            node = error.node if isinstance(error, gang.GangRefused) else None
+            node, unsound = (error.node, error.unsound) if isinstance(error, gang.GangRefused) else (None, {})
+            for name, found in unsound.items():
+                self._tell(events.NodeProbed(name, False, found, time.time()))
             self._tell(events.GangRefused(uid, attempt, str(error) or repr(error), time.time(), node))
         else:
             self._tell(events.GangStarted(uid, attempt, time.time()))
@@ -161,7 +168,8 @@ class Hands:
         root = job.spec.checkpoint.root or self.settings.storage
         addresses = {node.id: node.address for node in fleet.nodes}
         settings = self.settings
-        return gang.Order(self.epoch, job.spec, root, settings.scratch, settings.kernel_log, addresses, resume, origin)
+        given = (self.epoch, job.spec, root, settings.scratch, settings.kernel_log, addresses)
+        return gang.Order(*given, resume, origin, liveness.probes(job))
 
     def _stand_by(self, command: RaiseStandbys, job: Job) -> None:
         try:
@@ -288,6 +296,14 @@ class Hands:
         except ray.exceptions.RayError as error:
             log.warning("sweep: %s", error)
 
+    def _clear(self, node: Node, alive: set[str]) -> None:
+        """Of a node that was given up, and came back with what it had in memory."""
+        try:
+            if recall.clear(node, self.settings.snapshots, alive):
+                self.cleared[node.name] = node.id
+        except ray.exceptions.RayError as error:
+            log.warning("what %s came back with: %s", node.name, error)
+
     def _wait_end(self, uid: str, node: str, agent: Any) -> None:
         try:
             ray.get(agent.wait_end.remote())
@@ -328,6 +344,10 @@ def _gone(job: Job, fleet: Fleet) -> frozenset[str]:
     placement = job.placement or job.kept
     slots = (*placement.slots, *placement.spares) if placement else ()
     return frozenset(slot.name for slot in slots) - {node.name for node in fleet.nodes}
+
+
+def _clearing(node: Node) -> str:
+    return f"clear {node.id}"
 
 
 def _publishing(uid: str, attempt: int) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -17,7 +17,7 @@ from service.contracts.cluster import Fleet, Node
 from service.core import peers
 from service.core.commands import StartGang
 from service.core.state import Restored
-from service.runtime import shelf
+from service.runtime import shelf, snapshots
 from service.runtime.shelf import Elsewhere, Place
 from service.runtime.snapshots import GENERATIONS, SNAPSHOTS, Kept, SnapshotsActor
 from workers.checkpoint import manifest
@@ -83,6 +83,14 @@ def forget(job: str, epoch: int, namespace: str) -> None:
     _asked({node: keeper.end.remote(epoch) for node, keeper in known.items()}, ANSWER_S)
     for keeper in known.values():
         ray.kill(keeper, no_restart=True)
+
+
+def clear(node: Node, root: str, alive: Collection[str]) -> bool:
+    """Whether nothing of other jobs is left in this node's memory: a node that was given up comes back with what it
+    had. RayError: it did not say."""
+    there = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(snapshots.clear)
+    return not ray.get(task.remote(root, node.name, alive), timeout=ANSWER_S)
 
 
 def whole(kept: Sequence[Kept], above: int, restored: Restored | None = None) -> list[tuple[str, list[Kept]]]:

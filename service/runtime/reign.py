@@ -320,7 +320,7 @@ class Reign:
             self.growth.look(self.state)
         if self._due("sweep", SWEEP_S):
             owned = {job.uid for job in self.state.jobs.values() if job.holds_slots}
-            self.hands.sweep(owned, set(self.state.jobs))
+            self.hands.sweep(owned, set(self.state.jobs), self.state.fleet)
 
     def _observed(self, fleet: Fleet) -> None:
         self.inbox.put(events.FleetObserved(fleet, time.time()))

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import shutil
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ GENERATIONS = 2
 RECORD = ".record"
 SNAPSHOTS = "{job}/{node}/snapshots"  # name of the actor
 BESIDE = "peer"  # folder for what arrives
+LOCK = ".lock"
+YOUNG_S = 10.0  # a folder that may be about to get its keeper
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class Snapshots:
         self.epoch, self.job, self.node = epoch, job, node
         self.folder = Path(root) / node / job
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = (self.folder / LOCK).open("w")
+        fcntl.flock(self.lock, fcntl.LOCK_EX)  # for as long as this process lives
         self.storage = Storage.open(str(self.folder))
         self.limit = limit or shutil.disk_usage(self.folder).free // 2
         self.admitted: dict[tuple[str, int], int] = {}  # (owner, rank) -> bytes of one generation
@@ -75,8 +81,13 @@ class Snapshots:
     def end(self, epoch: int) -> None:
         """Forget everything."""
         self._obey(epoch)
-        self.porter.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Take nothing in any more; what is kept is left behind."""
+        self.porter.close()
+        self.lock.close()
 
     # What ranks ask
 
@@ -168,6 +179,30 @@ class Snapshots:
         if epoch < self.epoch:
             raise Fenced(f"epoch {epoch} is older than {self.epoch}: another controller leads job {self.job}")
         self.epoch = epoch
+
+
+def clear(root: str, node: str, alive: Collection[str]) -> list[str]:
+    """Remove what keepers of jobs that are over have left on this node. Those of whom somebody is still there."""
+    held = []
+    for folder in sorted(Path(root, node).glob("*")):
+        if folder.name not in alive:
+            if _left(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                held.append(folder.name)
+    return held
+
+
+def _left(folder: Path) -> bool:
+    """Whether the keeper of a folder is gone."""
+    try:
+        with (folder / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        return not folder.exists() or time.time() - folder.stat().st_mtime > YOUNG_S
 
 
 SnapshotsActor = ray.remote(

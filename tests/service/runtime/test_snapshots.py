@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from service.contracts.errors import Fenced
 from service.contracts.job import PlacementPolicy
 from service.core import peers, placement
 from service.core.state import Restored
-from service.runtime import courier, recall, shelf
+from service.runtime import courier, recall, shelf, snapshots
 from service.runtime.snapshots import Kept, Snapshots
 from workers.checkpoint import manifest, shards
 from workers.checkpoint.shards import Piece, Region
@@ -26,7 +27,7 @@ from workers.spec import ParallelLayout
 def keeper(tmp_path: Path) -> Iterator[Snapshots]:
     made = Snapshots(3, "job", "n0", str(tmp_path), limit=1000)
     yield made
-    made.porter.close()
+    made.close()
 
 
 def shard(storage: Storage, step: int, rank: int, attempt: int = 1, token: str = "a") -> ShardSaved:
@@ -118,7 +119,22 @@ def test_memory_is_bounded_for_own_ranks_and_peers_together(keeper: Snapshots) -
 def test_the_limit_is_half_of_what_is_free_where_none_is_given(tmp_path: Path) -> None:
     made = Snapshots(1, "job", "n0", str(tmp_path), limit=0)
     assert made.limit > 1 << 20
-    made.porter.close()
+    made.close()
+
+
+def test_what_a_keeper_that_is_gone_has_left_is_cleared(keeper: Snapshots, tmp_path: Path) -> None:
+    keeper.hold(1, shard(keeper.storage, 5, 0))
+    for name, locked in (("gone", True), ("alive", True), ("fresh", False), ("old", False)):
+        left = tmp_path / "n0" / name
+        left.mkdir()
+        (left / "shard.bin").write_bytes(b"1")
+        if locked:
+            (left / snapshots.LOCK).touch()
+    os.utime(tmp_path / "n0" / "old", (0, 0))
+    assert snapshots.clear(str(tmp_path), "n0", {"alive"}) == ["fresh", "job"]
+    assert sorted(path.name for path in (tmp_path / "n0").iterdir()) == ["alive", "fresh", "job"]
+    assert held(keeper) == [(5, 0)]
+    assert snapshots.clear(str(tmp_path), "n1", set()) == []
 
 
 def test_the_end_leaves_nothing(keeper: Snapshots, tmp_path: Path) -> None:
