@@ -59,6 +59,9 @@ class Resources(Spec):
     elastic: Elastic | None = None
     spares: int = Field(default=0, ge=0, le=1000, description="nodes that are held to take over from lost ones")
     standbys: bool = Field(default=True, description="whether a warm process stands behind every rank")
+    probe: bool = Field(
+        default=False, description="whether the devices of each node are probed before the job's first step"
+    )
 
     @model_validator(mode="after")
     def _between(self) -> Resources:

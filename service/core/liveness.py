@@ -15,6 +15,7 @@ class Limits:
     """Seconds, where nothing else is said."""
 
     placing_s: float = 120.0
+    probing_s: float = 300.0  # more, where a job has its nodes probed first
     starting_s: float = 180.0
     step_s: float = 60.0
     step_factor: float = 20.0  # times a recent step, where that is longer than step_s
@@ -39,7 +40,7 @@ DEFAULT = Limits()
 def limit(phase: Phase, job: Job, limits: Limits = DEFAULT) -> float:
     """Seconds without progress after which the attempt is broken; infinite where nothing of it runs."""
     if phase is Phase.PLACING:
-        return limits.placing_s
+        return limits.placing_s + (limits.probing_s if probes(job) else 0.0)
     if phase is Phase.STARTING:
         return limits.starting_s
     if phase is not Phase.RUNNING:
@@ -49,6 +50,11 @@ def limit(phase: Phase, job: Job, limits: Limits = DEFAULT) -> float:
     learned = max(least, limits.step_factor * (job.step_s or 0.0))
     learned += _evaluation_s(job)
     return max(learned, limits.saving_s) if job.step >= job.spec.train.steps else learned
+
+
+def probes(job: Job) -> bool:
+    """Whether the nodes of its next attempt are probed before it: not in the middle of training, where it waits."""
+    return job.spec.resources.probe and job.started_at is None
 
 
 def _evaluation_s(job: Job) -> float:

@@ -41,16 +41,18 @@ def reset(devices: Devices) -> str:
 
 def probe(devices: Devices) -> str:
     """What a probe of each of these GPUs of this node, or without any of its CPU, found; empty: nothing."""
-    found = []
-    for device in [f"cuda:{index}" for index in devices] or ["cpu"]:
-        problem, said = _failed((sys.executable, "-m", "workers.probe", "--device", device, "--json"), PROBE_S)
-        try:
-            findings = json.loads(said.splitlines()[-1])["findings"]
-        except (IndexError, KeyError, ValueError):
-            found.append(f"{device}: {problem or 'it said nothing'}")
-        else:
-            found += [f"{device}: {one['check']}: {one['message']}" for one in findings]
-    return "; ".join(found)
+    names = [f"cuda:{index}" for index in devices] or ["cpu"]
+    with ThreadPoolExecutor(len(names)) as pool:
+        return "; ".join(found for each in pool.map(_probed, names) for found in each)
+
+
+def _probed(device: str) -> list[str]:
+    problem, said = _failed((sys.executable, "-m", "workers.probe", "--device", device, "--json"), PROBE_S)
+    try:
+        findings = json.loads(said.splitlines()[-1])["findings"]
+    except (IndexError, KeyError, ValueError):
+        return [f"{device}: {problem or 'it said nothing'}"]
+    return [f"{device}: {one['check']}: {one['message']}" for one in findings]
 
 
 def on(node: Node, task: Callable[[Devices], str], devices: Devices) -> str:

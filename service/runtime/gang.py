@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -36,15 +37,20 @@ log = logging.getLogger("phalanx.gang")
 
 GROUP_READY_S = 10.0
 ACTORS_READY_S = 110.0
+PROBED_S = 300.0
 STOP_S = 30.0
 INSPECT_S = 4.0
 
 
 class GangRefused(ClusterError):
-    """The slots of the placement could not be had. `node`: the one that had no room, where it was one."""
+    """The slots of the placement could not be had. `node`: the one that had no room, where it was one.
+
+    `unsound`: what the probe of each node found that did not pass it.
+    """
 
     code = "gang_refused"
     node: str | None = None
+    unsound: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class Order:
     addresses: dict[str, str]  # node id -> IP literal
     resume: tuple[str, ...]
     origin: tuple[str, str] | None = None  # (another job's folder, manifest), for a job without a checkpoint
+    probe: bool = False  # nodes are probed first
 
     @property
     def token(self) -> str:
@@ -96,6 +103,8 @@ class Gang:
         ranks = _ranks(command.placement.slots)
         try:
             self._hold(command, order)
+            if order.probe:
+                self._probe(list(ranks), order.epoch, abandoned)
             mustered = [
                 self.agents[node].muster.remote(order.epoch, [slot for slot, _ in places])
                 for node, places in ranks.items()
@@ -117,6 +126,7 @@ class Gang:
         except (ray.exceptions.RayError, GangRefused, KeyError) as error:
             refused = GangRefused(f"attempt {command.attempt} could not be started: {_first_line(error)}")
             refused.node = getattr(error, "node", None)
+            refused.unsound = getattr(error, "unsound", {})
             raise refused from error
 
     def stand_by(self, command: RaiseStandbys, order: Order) -> None:
@@ -205,6 +215,16 @@ class Gang:
         calls = [self.agents[node].begin.remote(order.epoch, command.attempt, slots[node]) for node in fresh]
         ray.get(calls, timeout=ACTORS_READY_S)
 
+    def _probe(self, nodes: Sequence[str], epoch: int, abandoned: Callable[[], bool]) -> None:
+        """GangRefused names the nodes whose devices don't do what they should."""
+        answers = {node: self.agents[node].probe.remote(epoch) for node in nodes}
+        _wait(list(answers.values()), abandoned, PROBED_S)
+        unsound = {node: found for node, answer in answers.items() if (found := ray.get(answer))}
+        if unsound:
+            refused = GangRefused("; ".join(f"node {node} did not pass its probe: {unsound[node]}" for node in unsound))
+            refused.unsound = unsound
+            raise refused
+
     def _reserve(self, slots: Sequence[Slot], order: Order) -> list[str]:
         """Agents where there are none so far. The nodes that have no room for one."""
         gpu, lacking = order.spec.resources.device == "gpu", []
@@ -284,16 +304,16 @@ def _group(uid: str, node: str, node_id: str, slots: int, gpu: bool) -> Placemen
     )
 
 
-def _wait(calls: Sequence[Any], abandoned: Callable[[], bool]) -> None:
+def _wait(calls: Sequence[Any], abandoned: Callable[[], bool], timeout_s: float = ACTORS_READY_S) -> None:
     """Until every call has answered; GangRefused when that takes too long or nobody wants it any more."""
-    waiting, deadline = list(calls), time.monotonic() + ACTORS_READY_S
+    waiting, deadline = list(calls), time.monotonic() + timeout_s
     while waiting:
         done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0.2)
         ray.get(done)  # raises what a rank died of
         if abandoned():
             raise GangRefused("it was told to stop while it started")
         if time.monotonic() > deadline:
-            raise GangRefused(f"{len(waiting)} of {len(calls)} nodes have no ranks after {ACTORS_READY_S:.0f} s")
+            raise GangRefused(f"{len(waiting)} of {len(calls)} nodes are not ready after {timeout_s:.0f} s")
 
 
 def _agreed(answer: Any) -> bool:

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from service import health_policy
 from service.contracts.errors import ClusterError, Fenced
 from service.contracts.events import HealthFound
-from service.runtime import logs, stacks
+from service.runtime import care, logs, stacks
 from service.runtime.crew import Crew, Member
 from service.runtime.health import monitor
 from service.runtime.health.monitor import Monitor
@@ -113,13 +113,13 @@ class NodeAgent:
         self.serials = itertools.count(1)
         self.born: dict[int, Any] = {}  # slot -> a process that is on its way to it
         self.warm: set[int] = set()  # pids
-        self.crew = Crew(self._lost)
         self.outbox = Outbox()
         self.shippers: list[logs.Shipper] = []  # of this attempt, and of earlier ones with something left
         self.turn = Turn(0, self._shipper(0))
         self.rendezvous: Any = None
         sources = monitor.sources(node, Path(kernel_log.replace("{node}", node)))
         self.health = Monitor(health_policy.read(), sources, self._found)
+        self.crew = Crew(self._lost, self.health.holders)
         self.health.start()
         for work in (self._report, self._ship_logs, self._look):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
@@ -139,6 +139,11 @@ class NodeAgent:
             self.shippers.append(self.turn.shipper)
         self._tell_standbys()
         return True
+
+    def probe(self, epoch: int) -> str:
+        """What a probe of the devices that this agent holds found; empty: nothing."""
+        self._obey(epoch)
+        return care.probe(tuple(range(len(ray.get_gpu_ids()))))
 
     def muster(self, epoch: int, slots: Sequence[int]) -> None:
         """Returns once somebody stands by on each of these slots."""

@@ -31,6 +31,13 @@ def test_limit(phase: Phase, step_s: float | None, step: int, seconds: float) ->
     assert liveness.limit(phase, job(phase, step_s, step)) == seconds
 
 
+def test_a_first_attempt_has_the_time_of_its_probes() -> None:
+    spec = world.job_spec(resources={"device": "cpu", "slots": 2, "probe": True})
+    fresh = Job("a", 1, spec, 0.0, Phase.PLACING)
+    assert liveness.limit(Phase.PLACING, fresh) == 420
+    assert liveness.limit(Phase.PLACING, dataclasses.replace(fresh, started_at=5.0)) == 120
+
+
 def test_a_gang_that_nobody_listened_to_has_its_time_from_when_somebody_does() -> None:
     alone = dataclasses.replace(job(Phase.RUNNING), watched_at=150.0)
     assert liveness.overdue(alone, 209.0) is None
