@@ -16,7 +16,7 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
-import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -40,8 +40,9 @@ SIDES = {"ours": "", "ray": "ray_train_", "torchrun": "torchrun_"}
 FAULTS: tuple[Fault, ...] = ("rank", "node")
 RUNS = 2  # of each fault in a turn, at most
 TURN_S = 900.0
+RAY_TRAIN = ("pandas", "pyarrow", "tensorboardX")
 ROOT = Path(__file__).parents[2]
-Costs = dict[str, dict[str, list[dict[str, float]]]]  # side -> fault -> of each run
+Costs = dict[str, dict[str, list[dict[str, Any]]]]  # side -> fault -> of each run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     keep_orphans()
     sides = [options.only] if options.only else list(SIDES)
+    if "ray" in sides and (absent := [name for name in RAY_TRAIN if importlib.util.find_spec(name) is None]):
+        parser().error(f"{' and '.join(absent)}, which Ray Train needs, are not installed: pip install -e '.[bench]'")
     costs: Costs = {side: {fault: [] for fault in FAULTS} for side in sides}
     folder = Path(tempfile.mkdtemp(prefix="phx-"))  # short: Ray's sockets lie below it
     try:
@@ -82,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def turn(side: str, folder: Path, runs: int) -> list[tuple[Fault, dict[str, float]]]:
+def turn(side: str, folder: Path, runs: int) -> list[tuple[Fault, dict[str, Any]]]:
     """One turn of a side, in a process of its own, since Ray reads its environment when it is imported. Each fault and
     what it cost; nothing of the turn is left, neither processes nor files.
     """
@@ -99,7 +102,7 @@ def turn(side: str, folder: Path, runs: int) -> list[tuple[Fault, dict[str, floa
     if not (folder / "found").exists():  # how it ended after that says nothing: it is a driver whose cluster goes
         lines = (folder / "log").read_text(errors="replace").splitlines()[-30:]
         raise RuntimeError("\n".join([f"the turn of {side} ended with {process.returncode}; its last lines:", *lines]))
-    found: list[tuple[Fault, dict[str, float]]] = json.loads((folder / "found").read_text())
+    found: list[tuple[Fault, dict[str, Any]]] = json.loads((folder / "found").read_text())
     shutil.rmtree(folder, ignore_errors=True)
     return found
 
@@ -148,18 +151,19 @@ def figures(costs: Costs) -> dict[str, Any]:
     return found | {"costs": costs}
 
 
-def median(runs: list[dict[str, float]], name: str) -> float:
-    return statistics.median(run[name] for run in runs)
+def median(runs: list[dict[str, Any]], name: str) -> float:
+    return float(statistics.median(run[name] for run in runs))
 
 
-def told(cost: dict[str, float]) -> str:
+def told(cost: dict[str, Any]) -> str:
+    parts = "".join(f"  {name.removesuffix('_s')} {seconds:.2f}" for name, seconds in cost["parts"].items())
     return (
         f"{cost['recover_s']:6.2f} s  {cost['steps_redone']} steps redone  "
-        f"a step {cost['step_s']:.2f} s  load {cost['load']:.1f}"
+        f"a step {cost['step_s']:.2f} s  load {cost['load']:.1f}{parts}"
     )
 
 
-def spread(runs: list[dict[str, float]]) -> str:
+def spread(runs: list[dict[str, Any]]) -> str:
     seconds = sorted(run["recover_s"] for run in runs)
     redone, load = median(runs, "steps_redone"), median(runs, "load")
     return (

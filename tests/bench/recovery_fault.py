@@ -10,7 +10,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -46,6 +46,7 @@ class Cost:
     steps_redone: int
     step_s: float  # median of the last steps before
     load: float  # of the machine, before
+    parts: Mapping[str, float]  # seconds of recover_s by what they were for, where the side tells
 
 
 class Side(Protocol):
@@ -60,6 +61,9 @@ class Side(Protocol):
 
     def redone(self, broken: int) -> int:
         """Completed steps of attempt `broken` that were run again."""
+
+    def parts(self, broken: int) -> Mapping[str, float]:
+        """What the recovery from the loss of attempt `broken` consisted of; empty where nobody tells."""
 
 
 def until(condition: Callable[[], T], what: str, timeout_s: float = 240.0) -> T:
@@ -82,7 +86,7 @@ def suffer(side: Side, fault: Fault) -> Cost:
     broken, began = before[-1].attempt, time.time()
     side.kill(fault)
     first = until(lambda: new_step(side.steps(), broken), f"new step after the loss of a {fault}")
-    return Cost(first.at - began, side.redone(broken), step_s(before), load)
+    return Cost(first.at - began, side.redone(broken), step_s(before), load, side.parts(broken))
 
 
 def steady(steps: Sequence[Done]) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from api.client import Client
+from service.contracts.status import IncidentView
 from service.local import LocalFleet
 from tests.bench.recovery_fault import JOB, VICTIM, Done, Fault, until
 from tests.e2e.world import World
@@ -22,6 +23,8 @@ SLOTS = 2
 NODES = {f"n{number}": (f"r{number // 2}", f"127.0.77.{number + 2}") for number in range(5)}
 """Rack and address of each node; the last one is to spare."""
 SPARE = "n4"
+PARTS = ("detect_s", "stop_s", "place_s", "start_s", "load_s", "first_step_s")
+"""Of an incident: detection counts from the last progress that was heard of."""
 
 
 class Ours:
@@ -62,12 +65,18 @@ class Ours:
             self.world.fleet.lose(self.lost)
 
     def redone(self, broken: int) -> int:
-        def told() -> list[int]:
-            incidents = self.world.client.get(self.uid).status.incidents
-            counts = [one.steps_redone for one in incidents if one.attempt >= broken]
-            return [sum(count or 0 for count in counts)] if counts and None not in counts else []
+        return sum(one.steps_redone or 0 for one in self.incidents(broken))
 
-        return until(told, "end of the incident")[0]
+    def parts(self, broken: int) -> Mapping[str, float]:
+        found = self.incidents(broken)
+        return {part: sum(getattr(one, part) for one in found) for part in PARTS}
+
+    def incidents(self, broken: int) -> list[IncidentView]:
+        def over() -> list[IncidentView]:
+            found = [one for one in self.world.client.get(self.uid).status.incidents if one.attempt >= broken]
+            return found if all(one.recover_s is not None for one in found) else []
+
+        return until(over, "end of the incident")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from service import roster
@@ -55,6 +55,9 @@ class Torchrun:
 
     def redone(self, broken: int) -> int:
         return again(self.steps(), broken)
+
+    def parts(self, broken: int) -> Mapping[str, float]:
+        return {}
 
 
 def pids(agent: subprocess.Popen[bytes]) -> list[int]:
