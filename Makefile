@@ -4,6 +4,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SLOW := 'torch or ray or server'
+FAST := 'not torch and not ray and not server'
 
 .PHONY: setup demo test test-fast check fmt clean
 
@@ -19,10 +21,11 @@ demo: setup
 	$(BIN)/phalanx demo
 
 test: check
-	$(BIN)/python -m pytest --durations=20
+	$(BIN)/python -m pytest -n 2 -m $(FAST); fast=$$?; \
+	$(BIN)/python -m pytest -m $(SLOW) --durations=20 && exit $$fast
 
 test-fast: setup
-	$(BIN)/python -m pytest -n 2 -m 'not torch and not ray and not server'
+	$(BIN)/python -m pytest -n 2 -m $(FAST)
 
 check: setup
 	$(BIN)/ruff check .

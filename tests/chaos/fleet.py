@@ -80,6 +80,7 @@ class Fleet:
         self.rack_of = {host: rack for rack, members in self.racks.items() for host in members}
         self.up: set[str] = set()  # hosts that are to have a node
         self.servers: list[subprocess.Popen[bytes]] = []
+        self.starters: dict[str, subprocess.Popen[bytes]] = {}  # host -> who started its node, and stays
 
     def __enter__(self) -> Self:
         self.start()
@@ -115,9 +116,9 @@ class Fleet:
         if hasattr(self, "keeper"):
             self.keeper.stop()
         self.net.remove()
-        for server in self.servers:
+        for server in (*self.servers, *self.starters.values()):
             server.wait()
-        self.servers = []
+        self.servers, self.starters = [], {}
         for logs in self.temp.glob("*/session_*/logs"):
             shutil.copytree(logs, self.home / "ray" / logs.parts[-3], dirs_exist_ok=True)
         subprocess.run(("umount", "-l", str(self.storage)), capture_output=True, check=False)
@@ -137,17 +138,45 @@ class Fleet:
         """Ray's processes there die. The API, the controller's keeper and Redis are elsewhere, so to say."""
         self._clear("head")
 
-    def join(self, host: str) -> None:
-        """The host gets a node: its first, or one after the last has ended."""
+    def join(self, host: str, grace_s: int = 0) -> None:
+        """The host gets a node: its first, or one after the last has ended. `grace_s`: by a process that stays, as in a
+        container, and that SIGTERM gives so long."""
         labels = f"{RACK_LABEL}={self.rack_of[host]},{NODE_LABEL}={host}"
         address = f"{self.net.addresses['head']}:{GCS_PORT}"
-        self._ray_start(host, "--address", address, "--num-cpus", str(self.slots), "--labels", labels)
+        arguments = ("--address", address, "--num-cpus", str(self.slots), "--labels", labels)
+        if grace_s:
+            environment = self.environment | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(grace_s)}
+            command = self.net.command(host, *self._ray(host, *arguments, "--block"))
+            with (self.home / f"{host}.log").open("wb") as out:
+                self.starters[host] = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=out)
+            until(lambda: self.answers(host, NODE_PORT), f"node on {host} (see {self.home}/{host}.log)", START_S)
+        else:
+            self._ray_start(host, *arguments)
         self.up.add(host)
+
+    def notice(self, host: str, seconds: int) -> None:
+        """Its provider says that it will take the host away, and when."""
+        (node,) = [node for node in self.client.nodes() if node.name == host]
+        command = (
+            str(Path(sys.executable).parent / "ray"), "drain-node", "--node-id", node.id,
+            "--address", f"{self.net.addresses['head']}:{GCS_PORT}", "--reason", "DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message", "the provider wants it back", "--deadline-remaining-seconds", str(seconds),
+        )  # fmt: skip
+        subprocess.run(
+            self.net.command("head", *command), env=self.environment, cwd=ROOT, capture_output=True, timeout=START_S,
+            check=True,
+        )  # fmt: skip
+
+    def terminate(self, host: str) -> None:
+        """SIGTERM to the process that started its node with a grace: what ends a container."""
+        self.starters[host].terminate()
 
     def lose(self, host: str) -> None:
         """The host loses power: its processes and its memory are gone."""
         self.up.discard(host)
         self.net.end(host)
+        if host in self.starters:
+            self.starters.pop(host).wait()
         self.lose_memory(host)
         shutil.rmtree(self.temp / host, ignore_errors=True)
 
@@ -155,10 +184,11 @@ class Fleet:
         shutil.rmtree(self.snapshots / host, ignore_errors=True)
 
     def tend(self) -> list[str]:
-        """What watches over nodes does: one that has ended by itself is started again. The hosts where it had."""
+        """What watches over nodes does: one that has ended by itself is started again, on a host that keeps its memory.
+        The hosts where it had."""
         ended = [host for host in sorted(self.up) if not self.processes("raylet", host)]
         for host in ended:
-            self.lose(host)
+            self._clear(host)
             self.join(host)
         return ended
 
@@ -243,13 +273,7 @@ class Fleet:
 
     def _ray_start(self, host: str, *arguments: str) -> None:
         """One at a time: several at once time out."""
-        command = (
-            str(Path(sys.executable).parent / "ray"), "start", "--node-ip-address", self.net.addresses[host],
-            "--temp-dir", str(self.temp / host), "--object-store-memory", str(OBJECT_STORE_BYTES),
-            "--node-manager-port", str(NODE_PORT), "--object-manager-port", str(OBJECT_PORT),
-            "--include-log-monitor", "false", "--disable-usage-stats", "--log-style", "record", *arguments,
-        )  # fmt: skip
-        said = ""
+        command, said = self._ray(host, *arguments), ""
         for _ in range(STARTS):
             try:
                 subprocess.run(
@@ -261,6 +285,14 @@ class Fleet:
                 said = f"{error} {getattr(error, 'stderr', '')}"
                 self._clear(host)
         raise ClusterError(f"no node on {host}: {said.strip()[-800:]}")
+
+    def _ray(self, host: str, *arguments: str) -> tuple[str, ...]:
+        return (
+            str(Path(sys.executable).parent / "ray"), "start", "--node-ip-address", self.net.addresses[host],
+            "--temp-dir", str(self.temp / host), "--object-store-memory", str(OBJECT_STORE_BYTES),
+            "--node-manager-port", str(NODE_PORT), "--object-manager-port", str(OBJECT_PORT),
+            "--include-log-monitor", "false", "--disable-usage-stats", "--log-style", "record", *arguments,
+        )  # fmt: skip
 
     def _clear(self, host: str) -> None:
         """Whatever of Ray is there ends."""

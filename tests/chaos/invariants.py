@@ -13,7 +13,7 @@ from workers.checkpoint import manifest
 from workers.checkpoint.storage import Storage
 
 RELATIVE = 1e-9  # of a loss in float64 after another layout has added in another order
-LEAVE_S = 60.0  # that leftovers may take to go: the sweep comes every 30 s
+LEAVE_S = 90.0  # that leftovers may take to go: the sweep comes every 30 s
 OURS = ("ray::Controller", "ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Titles of processes that a fleet without jobs has."""
 
@@ -68,6 +68,7 @@ def nothing_left(fleet: Fleet, folders: Iterable[str]) -> list[str]:
     """Neither processes nor actors, groups, snapshots and shards of jobs that are over; some time is theirs to go."""
     deadline, known = time.monotonic() + LEAVE_S, list(folders)
     while True:
+        fleet.tend()
         left = _left(fleet, known)
         if not left or time.monotonic() > deadline:
             return left

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -87,6 +88,23 @@ class Net:
 
     def rejoin(self, rack: str) -> None:
         self._fabric("link", "set", "dev", f"{rack}-up", "up")
+
+    @contextlib.contextmanager
+    def few_ports(self, host: str, count: int = 128) -> Iterator[None]:
+        """The system has so many ports left to give away on the host, and every other one of them is taken."""
+        span = Path("/proc/sys/net/ipv4/ip_local_port_range")
+        with contextlib.ExitStack() as taken:
+            with self.inside(host):
+                before, first = span.read_text(), 30000
+                span.write_text(f"{first} {first + 2 * count - 1}")
+                for port in range(first, first + 2 * count, 2):
+                    with contextlib.suppress(OSError):  # somebody has it already
+                        taken.enter_context(socket.create_server(("", port)))
+            try:
+                yield
+            finally:
+                with self.inside(host):
+                    span.write_text(before)
 
     def slow(self, host: str, mbit: float) -> None:
         """So much bandwidth at most, in each direction."""

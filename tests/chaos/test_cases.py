@@ -1,15 +1,20 @@
-"""Cases that broke others, on hosts of a network: four sizes in one run, a head that dies, two jobs and room for one.
-Each job ends as it would have in calm.
+"""Cases that broke others, on hosts of a network: four sizes in one run, a controller and a head that die, a notice,
+ports that are taken, racks that are cut off, two jobs and room for one. Each job ends as it would have in calm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from service.contracts.job import Phase
+from service.contracts.job import Cause, Phase
 from service.contracts.status import JobView
 from tests.chaos import faults, invariants, job
 from tests.chaos.fleet import Fleet
@@ -17,10 +22,15 @@ from tests.e2e.world import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(600)]
 
-STEPS = 300  # a quick machine does fifty a second, and a case needs some while its job runs
-SPEC = job.spec(STEPS, layout={"dp": 4})
+MOST, STEPS = 300, 150  # a quick machine does fifty a second, and a case needs some while its job runs
 FIXED: dict[str, Any] = {"elastic": None, "spares": 0}
 LONG_S = 240.0
+HELD_S = 10.0  # that something of a job may be held after its end
+
+
+def asked(steps: int = STEPS, resources: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Four replicas; the first steps are the same, however many there are."""
+    return job.spec(steps, layout={"dp": 4}, train={"horizon": MOST}, resources=dict(resources))
 
 
 def finished(fleet: Fleet, uid: str) -> JobView:
@@ -53,52 +63,137 @@ def running(fleet: Fleet, uid: str, which: Callable[[JobView], bool] = lambda vi
     return until(further, "more steps", LONG_S)
 
 
-@pytest.fixture(scope="module")
-def calm(fleet: Fleet) -> Mapping[int, float]:
-    view = finished(fleet, fleet.client.submit(SPEC).uid)
+Losses = Mapping[int, float]
+
+
+def losses(fleet: Fleet, spec: dict[str, Any]) -> Losses:
+    view = finished(fleet, fleet.client.submit(spec).uid)
     assert view.status.attempt == 1
     return {row.step: row.model_dump()["loss"] for row in fleet.client.metrics(view.uid)}
 
 
-@pytest.fixture(autouse=True)
-def whole(fleet: Fleet) -> Iterator[None]:
-    """A test leaves the fleet as it found it."""
-    yield
-    for host in fleet.rack_of.keys() - fleet.up:
-        fleet.join(host)
-    until(lambda: not fleet.tend() and {node.name for node in fleet.client.nodes()} == fleet.up, "whole fleet", LONG_S)
+def broken(fleet: Fleet, view: JobView, calm: Losses) -> list[str]:
+    """What does not hold of a job that is over. `calm`: as many steps of the same, or more."""
+    steps = view.status.progress.steps
+    return invariants.same_run(fleet, view, {step: loss for step, loss in calm.items() if step <= steps})
 
 
-def test_f4_four_sizes_in_one_run(fleet: Fleet, calm: Mapping[int, float]) -> None:
-    uid = fleet.client.submit(SPEC).uid
+@pytest.fixture(scope="module")
+def calm(fleet: Fleet) -> Losses:
+    return losses(fleet, asked(MOST))
+
+
+def test_f4_four_sizes_in_one_run(fleet: Fleet, calm: Losses) -> None:
+    uid = fleet.client.submit(asked(MOST)).uid
     running(fleet, uid)
     for slots in (3, 2, 4):
         assert fleet.client.rescale(uid, slots).possible
         running(fleet, uid, lambda view, slots=slots: len(view.status.placement) == slots)  # type: ignore[misc]
     view = finished(fleet, uid)
-    assert not invariants.same_run(fleet, view, calm)
+    assert not broken(fleet, view, calm)
     assert [one.steps_redone for one in view.status.incidents] == [0, 0, 0]
     assert {one.cause for one in view.status.incidents} == {None}
 
 
-def test_f6_the_head_dies_and_comes_back_with_redis(fleet: Fleet, calm: Mapping[int, float]) -> None:
+def test_f5_the_controller_dies_in_every_phase(fleet: Fleet, calm: Losses) -> None:
+    def kill(phase: Phase) -> None:
+        deadline = time.monotonic() + LONG_S
+        while uid is not None and (view := fleet.client.get(uid)).phase is not phase:
+            assert not view.phase.terminal, f"{phase} was not seen: {view.reason}"
+            assert time.monotonic() < deadline, f"no {phase}: {view.reason}"
+            time.sleep(0.02)
+        (controller,) = fleet.processes("ray::Controller")
+        os.kill(controller.pid, signal.SIGKILL)
+        killed.append(phase)
+        until(lambda: controller.pid not in fleet.net.pids(controller.host), "end of the controller")
+        until(lambda: fleet.processes("ray::Controller"), "next controller", LONG_S)
+
+    uid: str | None = None
+    killed: list[Phase] = []
+    kill(Phase.QUEUED)
+    uid = fleet.client.submit(asked(MOST, {"probe": True})).uid
+    for phase in (Phase.PLACING, Phase.STARTING, Phase.RUNNING):
+        kill(phase)
+    running(fleet, uid)
+    assert fleet.client.rescale(uid, 3).possible
+    kill(Phase.RESCALING)
+    view = running(fleet, uid, lambda view: len(view.status.placement) == 3)
+    os.kill(faults.ranks(fleet, view)[0].pid, signal.SIGKILL)
+    kill(Phase.RECOVERING)
+    kill(Phase.FINISHING)
+    view = finished(fleet, uid)
+    until(lambda: not any(group.startswith(view.uid) for group in fleet.inventory()["groups"]), "free slots", HELD_S)
+    assert not broken(fleet, view, calm)
+    assert not invariants.nothing_left(fleet, [view.storage])
+    assert [one.kind for one in view.status.incidents if one.cause is not None].count("process_died") == 1
+    assert len(killed) == 7
+
+
+def test_f6_the_head_dies_and_comes_back_with_redis(fleet: Fleet, calm: Losses) -> None:
     if not fleet.redis:
         pytest.skip("redis-server is not installed")
-    uid = fleet.client.submit(SPEC).uid
+    uid = fleet.client.submit(asked()).uid
     before = running(fleet, uid, more=10)
     fleet.lose_head()
     events = len(list(fleet.client.events(uid)))  # the API needs no head
     until(lambda: not fleet.processes("gcs_server", "head"), "end of the head")
     fleet.start_head()
     view = finished(fleet, uid)
-    assert not invariants.same_run(fleet, view, calm)
+    assert not broken(fleet, view, calm)
     assert view.status.attempt <= before.status.attempt + 1
     assert len(list(fleet.client.events(uid))) > events
     assert [line for line in fleet.client.logs(uid) if line.text.startswith(f"step {STEPS} ")]
 
 
-def test_f23_two_jobs_lose_a_node_each_and_there_is_room_for_one(fleet: Fleet, calm: Mapping[int, float]) -> None:
-    spec = job.spec(STEPS, layout={"dp": 4}, resources=FIXED)
+@pytest.mark.parametrize("way", ["notice", "SIGTERM"])
+def test_f9_a_node_with_notice_is_left_before_it_goes_and_f13_ranks_meet_where_ports_are_taken(
+    fleet: Fleet, calm: Losses, way: str
+) -> None:
+    if way == "SIGTERM":
+        for host in sorted(fleet.up):
+            if not fleet.processes("ray::Controller", host):
+                fleet.lose(host)
+                fleet.join(host, grace_s=30)
+        until(lambda: {node.name for node in fleet.client.nodes() if not node.barred} == fleet.up, "fleet", LONG_S)
+    uid = fleet.client.submit(asked()).uid
+    hosts = faults.hosts_of(running(fleet, uid))
+    host = next(host for host in hosts if way == "notice" or host in fleet.starters)
+    given = time.monotonic()
+    if way == "notice":
+        fleet.notice(host, 30)
+    else:
+        fleet.terminate(host)
+    with contextlib.ExitStack() as taken:
+        for other in fleet.up - {host}:
+            taken.enter_context(fleet.net.few_ports(other))
+        running(fleet, uid, lambda view: host not in faults.hosts_of(view), more=0)
+        assert time.monotonic() - given < 30
+    fleet.lose(host)
+    view = finished(fleet, uid)
+    assert not broken(fleet, view, calm)
+    (incident,) = [one for one in view.status.incidents if one.cause is not None]
+    assert (incident.cause, incident.kind, incident.node) == (Cause.PREEMPTION, "preempted", host)
+    assert incident.steps_redone == 0
+    assert not [event for event in fleet.client.events(uid) if event.type == "GangRefused"]
+
+
+def test_f20_racks_that_are_cut_off_from_each_other(fleet: Fleet) -> None:
+    spec = job.spec(STEPS // 2, slots=8, layout={"dp": 8})
+    calm = losses(fleet, spec)
+    uid = fleet.client.submit(spec).uid
+    before = running(fleet, uid)
+    assert {fleet.rack_of[host] for host in faults.hosts_of(before)} == set(fleet.racks)
+    fleet.net.partition("r0")
+    there = running(fleet, uid, lambda view: view.status.attempt > before.status.attempt)
+    assert {fleet.rack_of[host] for host in faults.hosts_of(there)} == {"r1"}
+    fleet.net.rejoin("r0")
+    view = finished(fleet, uid)
+    assert not broken(fleet, view, calm)  # who was alone published nothing, and told nothing
+    assert not invariants.nothing_left(fleet, [view.storage])
+
+
+def test_f23_two_jobs_lose_a_node_each_and_there_is_room_for_one(fleet: Fleet, calm: Losses) -> None:
+    spec = asked(STEPS, FIXED)
     uids = [fleet.client.submit(spec).uid for _ in range(2)]
     for host in [faults.hosts_of(running(fleet, uid))[0] for uid in uids]:
         fleet.lose(host)
@@ -115,7 +210,7 @@ def test_f23_two_jobs_lose_a_node_each_and_there_is_room_for_one(fleet: Fleet, c
     for host in fleet.rack_of.keys() - fleet.up:
         fleet.join(host)
     for uid in uids:
-        assert not invariants.same_run(fleet, finished(fleet, uid), calm)
+        assert not broken(fleet, finished(fleet, uid), calm)
 
 
 def _waits(views: list[JobView]) -> str:
