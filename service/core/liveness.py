@@ -18,7 +18,7 @@ class Limits:
     probing_s: float = 300.0  # more, where a job has its nodes probed first
     starting_s: float = 180.0
     step_s: float = 60.0
-    step_factor: float = 20.0  # times a recent step, where that is longer than step_s
+    step_factor: float = 5.0  # times a recent step, where that is longer than step_s
     learned_s: float = 20.0  # instead of step_s, once an attempt has completed as many steps as `learned_steps`
     learned_steps: int = 50
     inspecting_s: float = 6.0  # from finding no progress to knowing who is waited for

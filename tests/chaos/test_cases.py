@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -22,9 +23,10 @@ from tests.e2e.world import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(600)]
 
-MOST, STEPS = 300, 150  # a quick machine does fifty a second, and a case needs some while its job runs
+MOST, STEPS = 300, 100  # a quick machine does fifty a second, and a case needs some while its job runs
 FIXED: dict[str, Any] = {"elastic": None, "spares": 0}
 LONG_S = 240.0
+FIRST = "h0"  # where a job's first rank is placed
 HELD_S = 10.0  # that something of a job may be held after its end
 
 
@@ -81,6 +83,34 @@ def broken(fleet: Fleet, view: JobView, calm: Losses) -> list[str]:
 @pytest.fixture(scope="module")
 def calm(fleet: Fleet) -> Losses:
     return losses(fleet, asked(MOST))
+
+
+def test_f1_a_rank_dies_at_start_in_a_load_and_in_a_save(fleet: Fleet, calm: Losses) -> None:
+    def kill(when: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LONG_S
+        while not when():
+            assert time.monotonic() < deadline, "it did not come to that"
+            time.sleep(0.005)
+        victim = until(lambda: faults.ranks(fleet, fleet.client.get(uid)), "ranks")[0]
+        os.kill(victim.pid, signal.SIGKILL)
+
+    def saving() -> bool:
+        """A shard is in storage, and its checkpoint is not published."""
+        shards = {path.parents[1].name for path in (fleet.storage / uid).glob("checkpoints/*/*/*")}
+        return bool(shards - {path.name.partition("-")[0] for path in (fleet.storage / uid).glob("manifests/*")})
+
+    uid = fleet.client.submit(asked(MOST)).uid
+    kill(lambda: fleet.client.get(uid).phase is Phase.PLACING)
+    running(fleet, uid, lambda view: view.status.attempt == 2)
+    kill(lambda: True)
+    kill(lambda: (view := fleet.client.get(uid)).phase is Phase.STARTING and view.status.attempt == 3)
+    running(fleet, uid, lambda view: view.status.attempt == 4)
+    kill(saving)
+    view = finished(fleet, uid)
+    assert not broken(fleet, view, calm)
+    assert not invariants.nothing_left(fleet, [view.storage])
+    assert view.status.attempt == 5
+    assert {one.cause for one in view.status.incidents} == {Cause.INFRASTRUCTURE}
 
 
 def test_f4_four_sizes_in_one_run(fleet: Fleet, calm: Losses) -> None:
@@ -145,19 +175,33 @@ def test_f6_the_head_dies_and_comes_back_with_redis(fleet: Fleet, calm: Losses) 
     assert [line for line in fleet.client.logs(uid) if line.text.startswith(f"step {STEPS} ")]
 
 
+def test_f6_the_head_dies_and_another_one_comes_that_knows_nothing(tmp_path: Path, calm: Losses) -> None:
+    with Fleet(tmp_path, hosts=2, spares=0) as forgetful:
+        spec = asked(resources=FIXED)
+        uid = forgetful.client.submit(spec).uid
+        before = running(forgetful, uid, more=25)
+        events, logs = list(forgetful.client.events(uid)), list(forgetful.client.logs(uid))
+        forgetful.lose_head()
+        until(lambda: not forgetful.processes("gcs_server", "head"), "end of the head")
+        forgetful.start_head()
+        view = finished(forgetful, uid)
+        assert not broken(forgetful, view, calm)
+        assert view.status.attempt == before.status.attempt + 1
+        assert list(forgetful.client.events(uid))[: len(events)] == events
+        assert list(forgetful.client.logs(uid))[: len(logs)] == logs
+
+
 @pytest.mark.parametrize("way", ["notice", "SIGTERM"])
 def test_f9_a_node_with_notice_is_left_before_it_goes_and_f13_ranks_meet_where_ports_are_taken(
     fleet: Fleet, calm: Losses, way: str
 ) -> None:
     if way == "SIGTERM":
-        for host in sorted(fleet.up):
-            if not fleet.processes("ray::Controller", host):
-                fleet.lose(host)
-                fleet.join(host, grace_s=30)
+        fleet.lose(FIRST)
+        fleet.join(FIRST, grace_s=30)
         until(lambda: {node.name for node in fleet.client.nodes() if not node.barred} == fleet.up, "fleet", LONG_S)
     uid = fleet.client.submit(asked()).uid
-    hosts = faults.hosts_of(running(fleet, uid))
-    host = next(host for host in hosts if way == "notice" or host in fleet.starters)
+    host = running(fleet, uid).status.placement[0].node
+    assert host == FIRST
     given = time.monotonic()
     if way == "notice":
         fleet.notice(host, 30)
@@ -178,7 +222,7 @@ def test_f9_a_node_with_notice_is_left_before_it_goes_and_f13_ranks_meet_where_p
 
 
 def test_f20_racks_that_are_cut_off_from_each_other(fleet: Fleet) -> None:
-    spec = job.spec(STEPS // 2, slots=8, layout={"dp": 8})
+    spec = job.spec(40, slots=8, layout={"dp": 8})
     calm = losses(fleet, spec)
     uid = fleet.client.submit(spec).uid
     before = running(fleet, uid)

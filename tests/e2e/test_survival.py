@@ -1,4 +1,4 @@
-"""What outlives what: the gang its controller, the job its node."""
+"""The gang outlives its controller."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import pytest
 import ray
 
-from service.contracts.job import Phase
 from service.runtime import ensure
 from tests.e2e.world import HALF, World, until
 
@@ -42,17 +41,3 @@ def test_a_new_controller_adopts_the_gang_and_sweeps_what_is_nobodys(world: Worl
     assert {step.attempt for step in steps} == {1}
     assert world.pids(uid, attempt=1) == ranks
     until(lambda: not world.processes("ray::Stray"), "sweep of the stray actor")
-
-
-def test_a_lost_node_is_waited_for_and_the_job_goes_on(world: World) -> None:
-    uid = world.submit()
-    world.reach(uid, 9)
-    world.fleet.lose("n3")
-    waiting = until(
-        lambda: (view := world.client.get(uid)).phase is Phase.RECOVERING and "slots" in view.reason and view, "wait"
-    )
-    assert "needs 8 slots" in waiting.reason
-    world.fleet.join("n3", "r1", "127.0.77.5")
-    view = world.finish(uid)
-    assert [incident.kind for incident in view.status.incidents] == ["node_lost"]
-    assert list(world.losses(uid)) == list(range(1, 33))

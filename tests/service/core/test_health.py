@@ -44,7 +44,7 @@ def flap(here: World, name: str, serial: int, away_s: float = 10.0) -> None:
     here.observe(Fleet(tuple(sorted(nodes, key=lambda one: one.name))))
 
 
-def test_a_node_that_comes_back_cools_down_twice_as_long_each_time_and_is_excluded_then() -> None:
+def test_f8_a_node_that_comes_back_cools_down_twice_as_long_each_time_and_is_excluded_then() -> None:
     here = going(world.fleet(1))
     for serial, cooldown in enumerate((30, 60, 120, 240)):
         flap(here, "n0", serial)
@@ -96,7 +96,7 @@ def test_a_dead_rank_weighs_a_quarter_of_a_lost_node() -> None:
     assert health.struck(own, "process_died", 1.0, LIMITS).excluded == "20 strikes within 60 minutes"
 
 
-def test_a_returned_node_passes_a_probe_first_where_that_is_asked_for() -> None:
+def test_f8_a_returned_node_passes_a_probe_first_where_that_is_asked_for() -> None:
     here = going(world.fleet(1), limits=liveness.Limits(probe=True, cooldown_s=0))
     flap(here, "n0", 1)
     here.stopped()

@@ -22,7 +22,7 @@ def job(phase: Phase, step_s: float | None = None, step: int = 5) -> Job:
         (Phase.STARTING, None, 0, 180),
         (Phase.RUNNING, None, 5, 60),
         (Phase.RUNNING, 0.5, 5, 60),
-        (Phase.RUNNING, 7.0, 5, 140),
+        (Phase.RUNNING, 20.0, 5, 100),
         (Phase.RUNNING, 0.5, 10, 600),  # the last checkpoint
         *((phase, 1.0, 5, math.inf) for phase in (Phase.QUEUED, Phase.RECOVERING, Phase.FINISHING, Phase.SUCCEEDED)),
     ],
@@ -46,7 +46,7 @@ def test_a_gang_that_nobody_listened_to_has_its_time_from_when_somebody_does() -
 
 @pytest.mark.parametrize(
     ("step_s", "resumed", "step", "seconds"),
-    [(0.5, 0, 49, 60), (0.5, 0, 50, 20), (0.5, 10, 59, 60), (0.5, 10, 60, 20), (2.0, 0, 50, 40), (None, None, 50, 60)],
+    [(0.5, 0, 49, 60), (0.5, 0, 50, 20), (0.5, 10, 59, 60), (0.5, 10, 60, 20), (8.0, 0, 50, 40), (None, None, 50, 60)],
 )
 def test_a_limit_is_learned(step_s: float | None, resumed: int | None, step: int, seconds: float) -> None:
     spec = world.job_spec(train={"steps": 1000, "global_batch": 16})

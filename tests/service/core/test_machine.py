@@ -278,7 +278,7 @@ def test_a_node_that_the_gang_stands_on_breaks_it(phase: Phase) -> None:
         (ST, 180, "start_failed", Cause.INFRASTRUCTURE),
     ],
 )
-def test_a_start_without_progress_is_broken(phase: Phase, seconds: float, kind: str, cause: Cause) -> None:
+def test_f24_a_start_without_progress_is_broken(phase: Phase, seconds: float, kind: str, cause: Cause) -> None:
     here = World(world.fleet(1))
     here.bring(phase)
     assert here.tick(seconds).commands == ()
@@ -441,7 +441,7 @@ def test_an_attempt_that_finishes_without_a_step_ends_the_job() -> None:
     assert incident.recover_s is not None
 
 
-def test_a_refused_attempt_tries_again_later_each_time_and_goes_where_it_came_from() -> None:
+def test_f24_a_refused_attempt_tries_again_later_each_time_and_goes_where_it_came_from() -> None:
     here = World(world.fleet(1))
     here.submit()
     for wait, often in ((1, ""), (2, ""), (4, "; that is 3 times in a row, though its nodes look free")):
@@ -663,7 +663,9 @@ def test_submitted_twice_is_submitted_once() -> None:
     assert here.job() == before
 
 
-def test_a_checkpoint_that_leads_to_the_same_fault_is_quarantined_and_an_older_one_tried_before_the_job_ends() -> None:
+def test_f7_a_checkpoint_that_leads_to_the_same_fault_is_quarantined_and_an_older_one_tried_before_the_job_ends() -> (
+    None
+):
     here = World(world.fleet(1))
     here.submit(job=world.spec(steps=20, budgets=(("user_error", -1),)))
     here.start()
@@ -688,7 +690,7 @@ def test_a_checkpoint_that_leads_to_the_same_fault_is_quarantined_and_an_older_o
     assert (here.job().phase, here.job().reason.startswith("no_progress: 4 times")) == (BAD, True)
 
 
-def test_a_rank_that_was_killed_for_memory_is_told_with_its_size_and_no_node_is_blamed() -> None:
+def test_f11_a_rank_that_was_killed_for_memory_is_told_with_its_size_and_no_node_is_blamed() -> None:
     here = World(world.fleet(1))
     here.bring(RU)
     fault = events.Fault("out_of_memory", "killed for memory with 61 GiB resident", rank=1, node="n0")

@@ -120,7 +120,7 @@ def test_charges_are_by_cause_and_age_out() -> None:
         (Fault("user", "ValueError: bad", step=9), True),
     ],
 )
-def test_the_same_root_at_the_same_step_three_times_is_no_progress(third: Fault, restart: bool) -> None:
+def test_f7_the_same_root_at_the_same_step_three_times_is_no_progress(third: Fault, restart: bool) -> None:
     job = running(user_error=-1)
     for at in (100.0, 200.0):
         job, verdict = broken(job, [Fault("peer", "reset"), Fault("user", "ValueError: bad", rank=1)], at)
@@ -189,7 +189,7 @@ def test_the_state_that_leads_there_is_passed_over_once() -> None:
     assert verdicts == [(True, False), (True, False), (True, True), (False, False)]
 
 
-def test_budgets_of_user_errors_losses_and_preemptions_are_counted_apart() -> None:
+def test_f22_budgets_of_user_errors_losses_and_preemptions_are_counted_apart() -> None:
     job = running(user_error=5, infrastructure=5, preemption=5)
     for number in range(5):
         for kind in ("user", "node_lost", "preempted"):

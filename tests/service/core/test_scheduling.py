@@ -96,7 +96,7 @@ def test_a_pipeline_does_not_leave_its_rack_for_the_sake_of_what_is_kept() -> No
     assert names(here) == ["n3", "n3", "n4", "n4"]
 
 
-def test_two_jobs_lose_nodes_at_once_and_there_is_room_for_one() -> None:
+def test_f23_two_jobs_lose_nodes_at_once_and_there_is_room_for_one() -> None:
     here = World(world.fleet(5))
     for uid in "ab":
         here.submit(uid, world.spec(slots=4, steps=100))
@@ -242,7 +242,7 @@ def test_no_growth_where_it_does_not_pay() -> None:
     assert here.job().phase is Phase.RUNNING
 
 
-def test_a_flapping_node_does_not_make_it_swing() -> None:
+def test_f8_a_flapping_node_does_not_make_it_swing() -> None:
     here = going(bounded(parallel=TP2, steps=100_000), limits=liveness.Limits(step_s=1e6))
     moves = 0
     for time in range(12):
@@ -412,7 +412,7 @@ def test_a_job_that_waits_and_could_run_with_it_gets_the_spare() -> None:
     assert len(here.job().placement.spares) == 2
 
 
-def test_a_job_that_no_free_fleet_could_hold_lets_others_go_first_after_a_while() -> None:
+def test_f24_a_job_that_no_free_fleet_could_hold_lets_others_go_first_after_a_while() -> None:
     here = World(world.fleet(2), liveness.Limits(infeasible_s=100))
     here.submit("a", world.spec(slots=8))
     here.submit("b", world.spec(slots=2))
