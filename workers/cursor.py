@@ -10,7 +10,8 @@ from workers.checkpoint.manifest import BadCheckpoint, Manifest
 from workers.reports import StepDone
 from workers.spec import RunSpec
 
-RECENT = 32  # steps
+RECENT = 32  # steps that a snapshot knows of, and as many more as nobody has heard of yet
+MOST = 2048  # of those
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,7 +35,12 @@ class Cursor:
 
     def remember(self, done: StepDone) -> None:
         """What was said of a step may be lost with who was to pass it on."""
-        self.recent = [*self.recent[1 - RECENT :], (self.attempt, done)]
+        self.recent = [*self.recent[1 - MOST :], (self.attempt, done)]
+
+    def heard(self, step: int) -> None:
+        """What was said up to this step is known for good; a few are kept all the same."""
+        while len(self.recent) > RECENT and self.recent[0][1].step <= step:
+            del self.recent[0]
 
     def told(self) -> dict[str, Any]:
         """What a snapshot's header has beside a checkpoint's: what was published was heard."""

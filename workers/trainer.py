@@ -48,6 +48,7 @@ from workers.traffic import Traffic
 Listener = Callable[[Report], None]
 
 SKIPS = 32  # steps without a number, and none further than before, before a run is given up
+EVERYTHING = 1 << 62
 PUBLISHED_S = 30.0  # that a rollback waits for the publication of the last save
 
 
@@ -57,11 +58,13 @@ def train(
     tell: Listener,
     memory: Memory | None = None,
     pausing: Callable[[], bool] = lambda: False,
+    heard: Callable[[], int] = lambda: EVERYTHING,
 ) -> None:
     """Train to the last step. Returns when this rank's last save is in storage; raises what broke it.
 
     With `memory` snapshots are kept there, and the newest whole one is where training continues. Once `pausing` holds
-    on some rank, all of them end after the step under way.
+    on some rank, all of them end after the step under way. `heard`: the last step of which what rank 0 said is known
+    for good; of those after it, snapshots tell.
     """
     run, rank = assignment.run, assignment.rank
     tell(Moved(rank, "start", -1, time.time()))
@@ -72,7 +75,7 @@ def train(
         storage = Storage.open(assignment.root).child(assignment.job)
         saver = Saver(storage, assignment, tell, memory)
         build = partial(Engine, run, corpus.vocabulary, axes, device)
-        loop = Loop(assignment, storage, build, corpus, saver, tell, pausing)
+        loop = Loop(assignment, storage, build, corpus, saver, tell, pausing, heard)
         try:
             loop.run()
             tell(Moved(rank, "end", loop.cursor.step, time.time()))
@@ -94,9 +97,10 @@ class Loop:
         saver: Saver,
         tell: Listener,
         pausing: Callable[[], bool],
+        heard: Callable[[], int],
     ) -> None:
         self.assignment, self.storage, self.build, self.tell = assignment, storage, build, tell
-        self.pausing = pausing
+        self.pausing, self.heard = pausing, heard
         self.corpus, self.saver, self.run_spec = corpus, saver, assignment.run
         self.other = evaluation(self.run_spec)
         layout = self.run_spec.parallel
@@ -114,6 +118,7 @@ class Loop:
     def run(self) -> None:
         train, every = self.run_spec.train, self.run_spec.checkpoint.every_steps
         speed = Throughput.of(self.run_spec, self.engine.vocabulary, mesh.name_of(self.engine.device))
+        self.save_unpublished()
         while self.cursor.step < train.steps:
             beat = self.pulse.beat()
             outcome = self.step()
@@ -126,6 +131,7 @@ class Loop:
             if self.leads:
                 done = self.done(outcome, speed)
                 self.cursor.remember(done)
+                self.cursor.heard(self.heard())
                 self.tell(done)
             self.tell(Moved(self.assignment.rank, "step", step, time.time(), beat))
             if train.drift_every and step % train.drift_every == 0:
@@ -250,7 +256,7 @@ class Loop:
 
     def save(self, agreed: Note, durable: bool) -> None:
         """To storage where that is due, to memory where all ranks agreed to; before a pause to one of them."""
-        engine, step = self.engine, self.cursor.step
+        step = self.cursor.step
         snapshot = self.rhythm.due(step, agreed, wanted=durable)
         if agreed.pausing:
             snapshot = not agreed.lacking
@@ -259,9 +265,24 @@ class Loop:
             self.tell(Moved(self.assignment.rank, "save", step, time.time()))
             self.saved = step
         if durable or snapshot:
-            state, header = engine.state(), self.cursor.header(self.run_spec, engine.progress())
-            told = self.cursor.told() if self.leads else {}
-            self.saver.save(step, state, engine.slices(state), header, durable=durable, snapshot=snapshot, told=told)
+            self.keep(durable, snapshot)
+
+    def save_unpublished(self) -> None:
+        """Memory may be ahead of storage: a checkpoint that was due there is written where it is not published."""
+        step, run = self.cursor.step, self.run_spec
+        origin = (self.assignment.origin[1],) if self.assignment.origin else ()
+        published = {manifest.step_of(path) for path in (*self.assignment.resume, *origin)}
+        if step in (0, *published) or (step % run.checkpoint.every_steps and step < run.train.steps):
+            return
+        self.saved = step
+        self.keep(durable=True, snapshot=False)
+
+    def keep(self, durable: bool, snapshot: bool) -> None:
+        engine = self.engine
+        state, header = engine.state(), self.cursor.header(self.run_spec, engine.progress())
+        told = self.cursor.told() if self.leads else {}
+        slices = engine.slices(state)
+        self.saver.save(self.cursor.step, state, slices, header, durable=durable, snapshot=snapshot, told=told)
 
 
 def evaluation(run: RunSpec) -> Corpus | None:

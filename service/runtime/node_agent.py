@@ -33,7 +33,7 @@ from service.runtime.rank import RankActor
 from service.runtime.shelf import Place
 from service.runtime.stacks import Look
 from workers.checkpoint.storage import Storage
-from workers.reports import Failed, Finished, Paused, Report, Resumed, ShardSaved
+from workers.reports import Failed, Finished, Paused, Report, Resumed, ShardSaved, StepDone
 from workers.spec import Assignment, RunSpec
 
 REPORT_S = 1.0
@@ -296,6 +296,13 @@ class NodeAgent:
                 if (done := self._deliver(attempt, said)) is None:
                     break
                 self.outbox.confirm(attempt, done)
+                self._heard([what.step for number, what in said if number <= done and isinstance(what, StepDone)])
+
+    def _heard(self, steps: Sequence[int]) -> None:
+        """The controller knows of these: rank 0, which told them, need not remember them."""
+        leader = self.crew.at_work().get(0)
+        if steps and leader is not None:
+            leader.actor.heard.remote(max(steps))
 
     def _deliver(self, attempt: int, said: list[Said]) -> int | None:
         """The number up to which the controller has committed; None while it can't be reached."""

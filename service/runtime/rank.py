@@ -54,6 +54,7 @@ class Rank:
             processes.give_way(ASIDE)
         self.warmed: tuple[RunSpec, int] | None = None  # for which rank of which run
         self.pausing = threading.Event()
+        self.known = 0  # the last step of which what it said is in the store
         self.work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         ray.get(agent.enlist.remote(slot, os.getpid(), ray.get_runtime_context().current_actor))
         self.parent = os.getppid()
@@ -78,6 +79,10 @@ class Rank:
     def pause(self) -> None:
         """End after the step under way."""
         self.pausing.set()
+
+    def heard(self, step: int) -> None:
+        """What it said of steps up to this one is known for good."""
+        self.known = max(self.known, step)
 
     def assign(self, assignment: Assignment, logs: str, kept: str, devices: str | None, memory: Place | None) -> None:
         """Train: output goes to files under `logs`, reports to the agent; `kept` outlives attempts on this node."""
@@ -136,7 +141,8 @@ class Rank:
                 mesh.forget_groups()
             store = TCPStore(assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False)
             shelf = Shelf(memory, assignment.rank, assignment.world) if memory else None
-            trainer.train(assignment, PrefixStore(str(assignment.attempt), store), tell, shelf, self.pausing.is_set)
+            place = PrefixStore(str(assignment.attempt), store)
+            trainer.train(assignment, place, tell, shelf, self.pausing.is_set, lambda: self.known)
         except BaseException as error:
             text = traceback.format_exc()
             sys.stderr.write(text)

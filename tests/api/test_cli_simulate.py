@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from api.cli.main import app
+from service.sim import phases
 
 Run = Callable[..., Any]
 
@@ -54,7 +55,7 @@ def test_json_csv_and_picture(run: Run, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert set(told) == {"setting", "phalanx"}
     assert told["setting"]["phases"]["stop_s"] == 2
-    assert told["setting"]["phases"]["start_s"] == 0.5
+    assert told["setting"]["phases"]["start_s"] == phases.STANDBY_START_S
     assert 0 < told["phalanx"]["goodput"] < 1
     assert told["phalanx"]["elapsed_s"] == 2 * 86_400
     with (tmp_path / "o.csv").open() as file:

@@ -80,6 +80,16 @@ def test_a_run_goes_on_from_memory_in_any_layout(pool: Pool, whole: tuple[Path, 
     np.testing.assert_allclose(losses(said)[6], losses(whole[1])[6], **TIGHT)
 
 
+@pytest.mark.parametrize(("step", "stored"), [(4, [4, 6]), (5, [6]), (6, [6])])
+def test_a_checkpoint_that_was_due_and_is_not_published_is_written(
+    pool: Pool, copy: Path, step: int, stored: list[int]
+) -> None:
+    path = memory.assembled(Storage.open(str(copy / "memory")), step)
+    said = remembered(pool, copy, run_of({"dp": 2}), 2, path)
+    assert [[one.step for one in rank if isinstance(one, ShardSaved)] for rank in said] == [stored] * 2
+    assert heard(said, Finished) == [Finished(0, 6), Finished(1, 6)]
+
+
 def test_of_memory_and_storage_the_newest_is_taken(pool: Pool, copy: Path) -> None:
     run = run_of(EIGHT)
     kept = Storage.open(str(copy / "memory"))

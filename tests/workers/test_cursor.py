@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from workers.checkpoint.manifest import BadCheckpoint, Manifest
-from workers.cursor import Cursor, check_model, check_order
+from workers.cursor import RECENT, Cursor, check_model, check_order
+from workers.reports import StepDone
 from workers.spec import DataSpec, ModelSpec, RunSpec, TrainSpec
 
 RUN = RunSpec(
@@ -70,6 +71,18 @@ def test_each_sample_is_counted_once_over_attempts(history: list[tuple[int, int,
     assert ledger[-1]["end"] == header["samples"]
     assert all(entry["start"] < entry["end"] for entry in ledger)
     assert len({entry["attempt"] for entry in ledger}) == len(ledger)
+
+
+def test_what_nobody_has_heard_of_is_remembered() -> None:
+    cursor = Cursor(1)
+    for step in range(1, 101):
+        cursor.remember(StepDone(step, 0.0, 1.0, 1.0, 1e-3, 8, 8 * step, 0.1))
+        cursor.heard(min(step, 40))
+    assert [done.step for _, done in cursor.recent] == list(range(41, 101))
+    cursor.heard(99)
+    assert [done.step for _, done in cursor.recent] == list(range(69, 101))  # a few are kept all the same
+    cursor.heard(20)
+    assert len(cursor.recent) == RECENT
 
 
 def test_a_header_is_a_copy() -> None:
