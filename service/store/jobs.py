@@ -220,8 +220,9 @@ class Store:
             writer.write(connection, changes)
 
     def unseen_jobs(self, after_seq: int) -> list[tuple[records.JobRow, dict[str, Any] | None]]:
-        """Jobs submitted since, oldest first, with the core's state (None: never handled)."""
-        return self._with_core(models.jobs.c.seq > after_seq)
+        """Jobs submitted since that no controller has handled, oldest first, with None for the core's state."""
+        job = models.jobs.c
+        return self._with_core(sa.and_(job.seq > after_seq, job.core.is_(sa.null()), job.phase.not_in(_ENDED)))
 
     def unfinished(self) -> list[tuple[records.JobRow, dict[str, Any] | None]]:
         """Jobs that have not ended, oldest first, with the core's state (None: never handled)."""

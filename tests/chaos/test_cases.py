@@ -100,16 +100,16 @@ def test_f1_a_rank_dies_at_start_in_a_load_and_in_a_save(fleet: Fleet, calm: Los
         return bool(shards - {path.name.partition("-")[0] for path in (fleet.storage / uid).glob("manifests/*")})
 
     uid = fleet.client.submit(asked(MOST)).uid
-    kill(lambda: fleet.client.get(uid).phase is Phase.PLACING)  # nobody was assigned: another process comes
-    running(fleet, uid, lambda view: view.status.attempt == 1)
+    kill(lambda: fleet.client.get(uid).phase is Phase.PLACING)  # nobody was at work: no incident
+    first = running(fleet, uid).status.attempt
     kill(lambda: True)
-    kill(lambda: (view := fleet.client.get(uid)).phase is Phase.STARTING and view.status.attempt == 2)
-    running(fleet, uid, lambda view: view.status.attempt == 3)
+    kill(lambda: (view := fleet.client.get(uid)).phase is Phase.STARTING and view.status.attempt == first + 1)
+    running(fleet, uid, lambda view: view.status.attempt == first + 2)
     kill(saving)
     view = finished(fleet, uid)
     assert not broken(fleet, view, calm)
     assert not invariants.nothing_left(fleet, [view.storage])
-    assert view.status.attempt == 4
+    assert view.status.attempt == first + 3
     assert [one.kind for one in view.status.incidents] == ["process_died"] * 3
 
 
@@ -140,6 +140,7 @@ def test_f5_the_controller_dies_in_every_phase(fleet: Fleet, calm: Losses) -> No
 
     uid: str | None = None
     killed: list[Phase] = []
+    over = {view.uid: view for view in fleet.client.list()}
     kill(Phase.QUEUED)
     uid = fleet.client.submit(asked(MOST, {"probe": True})).uid
     for phase in (Phase.PLACING, Phase.STARTING, Phase.RUNNING):
@@ -157,6 +158,7 @@ def test_f5_the_controller_dies_in_every_phase(fleet: Fleet, calm: Losses) -> No
     assert not invariants.nothing_left(fleet, [view.storage])
     assert [one.kind for one in view.status.incidents if one.cause is not None].count("process_died") == 1
     assert len(killed) == 7
+    assert {view.uid: view for view in fleet.client.list()} == over | {uid: view}  # what was over stayed so
 
 
 def test_f6_the_head_dies_and_comes_back_with_redis(fleet: Fleet, calm: Losses) -> None:
