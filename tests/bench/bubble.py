@@ -117,7 +117,7 @@ def run(
     with mesh.joined(store, rank, layout, "cpu", 60.0) as axes:
         parts = [Asleep(pass_s, first=stage == 0) for stage in pipeline.stages_of(rank, layout)]
         shapes = pipeline.Shapes(1, 1, WIDTH, WIDTH, torch.float32)
-        staged = pipeline.Staged(parts, loss, layout, micro_batches, shapes, axes["pp"], torch.device("cpu"))
+        staged = pipeline.Staged(parts, loss, layout, shapes, axes["pp"], torch.device("cpu"))
         tokens = torch.zeros(micro_batches, 1, SEQ, dtype=torch.int64)
         steps = []
         for _ in range(rounds + 1):

@@ -199,6 +199,7 @@ def test_f9_a_node_with_notice_is_left_before_it_goes_and_f13_ranks_meet_where_p
 ) -> None:
     if way == "SIGTERM":
         fleet.lose(FIRST)
+        until(lambda: FIRST not in {node.name for node in fleet.client.nodes()}, "end of the node", LONG_S)
         fleet.join(FIRST, grace_s=30)
         until(lambda: {node.name for node in fleet.client.nodes() if not node.barred} == fleet.up, "fleet", LONG_S)
     uid = fleet.client.submit(asked()).uid

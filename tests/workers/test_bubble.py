@@ -62,8 +62,8 @@ def ordered(store: dist.Store, rank: int, layout: ParallelLayout, counts: tuple[
         orders = []
         for count in counts:
             parts = [Asleep(0.0, first=stage == 0) for stage in pipeline.stages_of(rank, layout)]
-            staged = pipeline.Staged(parts, loss, layout, count, shapes, axes["pp"], torch.device("cpu"))
-            by_rank = staged._schedule(4).pipeline_order
+            staged = pipeline.Staged(parts, loss, layout, shapes, axes["pp"], torch.device("cpu"))
+            by_rank = staged._schedule(count, 4).pipeline_order
             orders.append([
                 [(one.stage_index, one.computation_type.name, one.microbatch_index) for one in by_rank[each] if one]
                 for each in range(layout.pp)

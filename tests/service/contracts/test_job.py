@@ -46,7 +46,7 @@ REFUSED = [
         "unknown field 'depth' in model",
         "heads, hidden, init_std, kv_heads, latent, layers",
     ),
-    (job(resources__gpus=8), "resources.gpus", "unknown field 'gpus' in resources", "device, elastic, slots"),
+    (job(resources__gpus=8), "resources.gpus", "unknown field 'gpus' in resources", "device, elastic, probe, slots"),
     (job(resources__elastic={}), "resources.elastic.min_slots", "field 'resources.elastic.min_slots' is required", ""),
     (job(budgets__hangs=1), "budgets.hangs", "'hangs' in budgets", "hang, infrastructure, preemption, user_error"),
     (job(parallel__cp=2), "parallel.cp", "unknown field 'cp' in parallel", LAYOUT),

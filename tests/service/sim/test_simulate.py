@@ -91,12 +91,12 @@ def test_an_elastic_job_goes_on_with_fewer_replicas_and_grows_again() -> None:
 
 
 def test_a_hang_is_found_by_the_cores_own_limit() -> None:
-    """20 steps of 10 s, and a microsecond, after the last one's end at 102."""
+    """60 s, and a microsecond, after the end of the last step at 102."""
     result = world.run(scenario([hang(0, 105)], 350, snapshot=FREE))
     [incident] = result.job.incidents
     assert (incident.kind, incident.cause) == ("hang", "hang")
-    assert incident.detect_s == pytest.approx(200, abs=1e-5)
-    assert world.spent(result)[Use.DETECTION] == pytest.approx(197, abs=1e-5)
+    assert incident.detect_s == pytest.approx(60, abs=1e-5)
+    assert world.spent(result)[Use.DETECTION] == pytest.approx(57, abs=1e-5)
 
 
 def test_a_node_that_dies_while_it_starts_is_lost_once_more() -> None:
