@@ -123,7 +123,9 @@ class Hands:
         """End what no live attempt owns, and forget snapshots of jobs that are over, also on nodes that come back."""
         self.lanes.submit("sweep", partial(self._sweep, owned, alive))
         for node in fleet.nodes:
-            if self.cleared.setdefault(node.name, node.id) != node.id and not self.lanes.busy(_clearing(node)):
+            if self.epoch == 1:  # nobody was there before
+                self.cleared.setdefault(node.name, node.id)
+            if self.cleared.get(node.name) != node.id and not self.lanes.busy(_clearing(node)):
                 self.lanes.submit(_clearing(node), partial(self._clear, node, alive))
 
     def _start(self, command: StartGang, job: Job, fleet: Fleet) -> None:
