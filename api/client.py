@@ -9,7 +9,7 @@ import json
 import secrets
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -33,6 +33,7 @@ from api.views import (
     PlanView,
     Rescaled,
     StepView,
+    Trial,
 )
 from service.contracts import errors
 from service.contracts.job import JobSpec, Phase
@@ -83,12 +84,29 @@ class Client:
         """Put a job into the queue. With the same `key` it is submitted once, however often it is called."""
         return self._created("/v1/jobs", spec.model_dump(mode="json") if isinstance(spec, JobSpec) else spec, key)
 
+    def dry_run(self, spec: JobSpec | Mapping[str, Any]) -> Trial:
+        """What the job would come to if it were submitted now. Nothing is kept."""
+        job = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
+        return self._post(Trial, "/v1/jobs", {"dry_run": "true"}, job)
+
     def get(self, uid: str) -> JobView:
         return self._get(JobView, _path(uid))
 
-    def list(self, phase: Phase | str | None = None, page_size: int = 50) -> Iterator[JobView]:
-        """Newest first; pages are asked for as they are needed."""
-        query: dict[str, Any] = {"limit": page_size} | ({"phase": str(phase)} if phase else {})
+    def list(
+        self,
+        phase: Phase | str | Sequence[Phase | str] = (),
+        page_size: int = 50,
+        *,
+        name: str = "",
+        labels: Mapping[str, str | None] | None = None,
+        oldest: bool = False,
+    ) -> Iterator[JobView]:
+        """Newest first, or `oldest`; pages are asked for as they are needed. Only jobs in one of the phases, with this
+        name (`run-*`: that begin so) and these labels (None: whatever its value)."""
+        phases = [phase] if isinstance(phase, str) else phase
+        query: dict[str, Any] = {"limit": page_size, "order": "created" if oldest else "-created"}
+        query |= {"phase": [str(one) for one in phases], "name": name}
+        query["label"] = [key if value is None else f"{key}={value}" for key, value in (labels or {}).items()]
         while True:
             page = self._get(JobsPage, "/v1/jobs", query)
             yield from page.jobs

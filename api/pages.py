@@ -1,12 +1,27 @@
-"""Page tokens: opaque to the caller, so that what they hold may change."""
+"""Page tokens, opaque to the caller, so that what they hold may change; and what a list is asked for."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 
 from service.contracts import errors
+from service.contracts.job import Phase
+from service.store.records import Which
+
+
+def which(phases: Sequence[Phase], name: str, labels: Sequence[str]) -> Which:
+    """`labels`: `key=value`, or `key` alone for any value."""
+    wanted: dict[str, str | None] = {}
+    for label in labels:
+        key, sign, value = label.partition("=")
+        if not key:
+            hint = "write key=value, or key for any value"
+            raise errors.UserError(f"label: {label!r} names no label", hint=hint, field="label")
+        wanted[key] = value if sign else None
+    return Which(tuple(phases), name, wanted)
 
 
 def token(seq: int) -> str:

@@ -22,11 +22,9 @@ def submit(given: Door, spec: JobSpec, key: str | None, now: float) -> tuple[Job
     # Before the checks: what was accepted once is answered again, also when it would no longer fit.
     if key is not None and (known := given.store.submitted(key, digest, now)):
         return known, False
-    checks.submission(spec, given.store.nodes(), given.roots, given.models)
-    origin = ""
-    if spec.init_from is not None:
-        found = beginning(given, spec, spec.init_from)
-        spec, origin = spec.model_copy(update={"init_from": found}), f", to begin at step {found.step} of {found.job}"
+    spec = checked(given, spec)
+    start = spec.init_from
+    origin = "" if start is None else f", to begin at step {start.step} of {start.job}"
     return given.store.submit(
         spec.model_dump(mode="json"),
         spec.name,
@@ -37,6 +35,14 @@ def submit(given: Door, spec: JobSpec, key: str | None, now: float) -> tuple[Job
         digest=digest,
         origin=origin,
     )
+
+
+def checked(given: Door, spec: JobSpec) -> JobSpec:
+    """The job as it is kept, its beginning looked up. Errors as for `beginning`, and of the checks."""
+    checks.submission(spec, given.store.nodes(), given.roots, given.models)
+    if spec.init_from is None:
+        return spec
+    return spec.model_copy(update={"init_from": beginning(given, spec, spec.init_from)})
 
 
 def beginning(given: Door, spec: JobSpec, start: InitFrom) -> InitFrom:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from service.contracts.status import JobView, View
+from service.contracts.status import JobView, RankPlace, View
 from workers.spec import ParallelLayout
 
 
@@ -230,6 +230,16 @@ class PlanView(View):
     estimate: EstimateView | None
     others: tuple[AlternativeView, ...]
     map: tuple[MapView, ...]
+
+
+class Trial(View):
+    """What a job would come to if it were submitted now; it was not."""
+
+    starts: bool  # False: it would wait
+    reason: str
+    layout: ParallelLayout | None
+    placement: tuple[RankPlace, ...]
+    plan: PlanView | None  # none where no node was seen yet
 
 
 class Health(View):

@@ -35,9 +35,14 @@ def submit(
     follow: FollowOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the job as JSON, and nothing else")] = False,
     key: Annotated[str | None, typer.Option(help="idempotency key: the same one never submits twice")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what it would come to, and keep nothing")] = False,
 ) -> None:
     """Submit a job."""
     client = connection.client(context)
+    if dry_run:
+        told = client.dry_run(jobfile.read(file))
+        typer.echo(told.model_dump_json(indent=2) if as_json else show.trial(told))
+        return
     job = client.submit(jobfile.read(file), key)
     if not as_json:
         typer.echo(f"submitted {job.uid}")
@@ -52,11 +57,16 @@ def submit(
 @app.command("list")
 def listing(
     context: typer.Context,
-    phase: Annotated[Phase | None, typer.Option(help="only jobs in this phase")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="newest jobs shown")] = 50,
+    phase: Annotated[list[Phase] | None, typer.Option(help="only jobs in this phase, or one of these")] = None,
+    name: Annotated[str, typer.Option(help="only of this name; run-*: that begin so")] = "",
+    label: Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY[=VALUE]")] = None,
+    oldest: Annotated[bool, typer.Option("--oldest", help="first")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="jobs shown")] = 50,
 ) -> None:
     """List jobs, newest first."""
-    found = connection.client(context).list(phase, page_size=min(limit, 200))
+    labels = {key: value if sign else None for key, sign, value in (one.partition("=") for one in label or ())}
+    client = connection.client(context)
+    found = client.list(phase or (), min(limit, 200), name=name, labels=labels, oldest=oldest)
     show.console().print(tables.jobs(itertools.islice(found, limit), time.time()))
 
 

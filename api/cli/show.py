@@ -16,7 +16,7 @@ from rich.text import Text
 
 from api.cli import tables
 from api.client import PATIENCE_S, POLL_S, Client
-from api.views import EventView, LogLine, ManifestView
+from api.views import EventView, LogLine, ManifestView, Trial
 from service.contracts import errors
 from service.contracts.status import JobView
 
@@ -41,6 +41,14 @@ def problem(error: errors.PhalanxError) -> None:
 def event_line(event: EventView) -> Text:
     at = time.strftime("%H:%M:%S", time.localtime(event.at))
     return Text.assemble((at, "dim"), "  ", (event.type, "bold"), f"  {event.reason}" if event.reason else "")
+
+
+def trial(told: Trial) -> str:
+    """What a job would come to."""
+    if not told.starts:
+        return f"would wait: {told.reason}"
+    nodes = dict.fromkeys(place.node for place in told.placement)
+    return f"would start: {told.reason}, on {', '.join(nodes)}"
 
 
 def log_line(line: LogLine) -> str:

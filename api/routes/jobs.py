@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from api import jobview, pages, submission
+from api import jobview, pages, submission, trial
 from api.door import Given, Uid
-from api.views import JobsPage, Problem
+from api.views import JobsPage, Problem, Trial
 from service.contracts import errors, job
 from service.contracts.job import JobSpec, Phase
 from service.contracts.status import JobView
@@ -31,18 +31,22 @@ class _DocumentedAsJobSpec:
         return handler(JobSpec.__pydantic_core_schema__)
 
 
-@router.post("", status_code=201, responses={200: {"model": JobView, "description": "submitted before"}, **REFUSED})
+@router.post("", status_code=201, responses={200: {"model": JobView | Trial, "description": "submitted before; or a dry run"}, **REFUSED})
 def submit(
     given: Given,
     request: Request,
     response: Response,
     body: Annotated[dict[str, Any], _DocumentedAsJobSpec(), Body()],
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
-) -> JobView:
+    dry_run: Annotated[bool, Query(description="tell what it would come to, and keep nothing")] = False,
+) -> JobView | Trial:
     """Check a job and put it into the queue. The same Idempotency-Key answers the same job."""
     spec = job.parse_job(body)
     now = time.time()
     try:
+        if dry_run:
+            response.status_code = 200
+            return trial.made(given, submission.checked(given, spec), now)
         row, created = submission.submit(given, spec, idempotency_key, now)
     except (errors.Conflict, errors.NotFound) as error:  # of the body, not of the route
         field = f"init_from.{error.field}" if error.field else "Idempotency-Key"
@@ -57,11 +61,13 @@ def listing(
     given: Given,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     page: str | None = None,
-    phase: Phase | None = None,
+    phase: Annotated[list[Phase], Query(description="any of these")] = [],  # noqa: B006  # never changed
+    name: Annotated[str, Query(max_length=64, description="as a whole, or how it begins with * at its end")] = "",
+    label: Annotated[list[str], Query(max_length=16, description="key=value, or key; all must hold")] = [],  # noqa: B006
+    order: Annotated[Literal["-created", "created"], Query(description="newest or oldest first")] = "-created",
 ) -> JobsPage:
-    """Newest first."""
-    after = None if page is None else pages.seq(page)
-    rows = given.store.jobs(after=after, limit=limit + 1, phase=phase)
+    after, which = None if page is None else pages.seq(page), pages.which(phase, name, label)
+    rows = given.store.jobs(which, after=after, limit=limit + 1, oldest=order == "created")
     now = time.time()
     shown = rows[:limit]
     return JobsPage(

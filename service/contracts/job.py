@@ -93,6 +93,11 @@ class Budgets(Spec):
         return int(getattr(self, cause.value))
 
 
+LabelKey = Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")]
+"""As Kubernetes has them."""
+
+
 class InitFrom(Spec):
     """A checkpoint of another job, at which this one begins as long as it has none of its own.
 
@@ -142,6 +147,7 @@ class JobSpec(Spec):
     budgets: Budgets = Budgets()
     queue: Literal["default"] = "default"
     init_from: InitFrom | None = Field(default=None, description="a checkpoint of another job to begin at")
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64, description="to find it by")
 
     @field_validator("parallel")
     @classmethod

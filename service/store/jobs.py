@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from service.contracts.errors import Conflict, NotFound
 from service.contracts.job import Phase
 from service.store import changes as writer
-from service.store import counters, database, lease, models, records, schema
+from service.store import counters, database, found, lease, models, records, schema
 
 KEY_KEPT_S = 86_400.0
 
@@ -78,6 +78,9 @@ class Store:
                     cancel_requested=False,
                 )
             )
+            if labels := spec.get("labels"):
+                rows = [{"key": name, "value": value, "seq": seq} for name, value in labels.items()]
+                connection.execute(sa.insert(models.job_labels), rows)
             if key is not None:
                 keys = models.submissions
                 connection.execute(sa.delete(keys).where(keys.c.at <= at - KEY_KEPT_S))
@@ -129,13 +132,19 @@ class Store:
         with self._database.read() as connection:
             return _job(connection, uid)
 
-    def jobs(self, *, after: int | None = None, limit: int = 50, phase: str | None = None) -> list[records.JobRow]:
-        """Newest first; `after` is the `seq` of the last job seen."""
-        query = sa.select(*_JOB).order_by(models.jobs.c.seq.desc()).limit(limit)
+    def jobs(
+        self,
+        which: records.Which = records.Which(),  # noqa: B008  # frozen
+        *,
+        after: int | None = None,
+        limit: int = 50,
+        oldest: bool = False,
+    ) -> list[records.JobRow]:
+        """Newest first, or `oldest`; `after` is the `seq` of the last job seen."""
+        seq = models.jobs.c.seq
+        query = sa.select(*_JOB).where(*found.conditions(which)).order_by(seq if oldest else seq.desc()).limit(limit)
         if after is not None:
-            query = query.where(models.jobs.c.seq < after)
-        if phase is not None:
-            query = query.where(models.jobs.c.phase == phase)
+            query = query.where(seq > after if oldest else seq < after)
         return [records.JobRow(**row) for row in self._rows(query)]
 
     def events(self, job: str | None, after: int, limit: int = 500) -> list[records.EventRow]:

@@ -66,6 +66,16 @@ jobs = sa.Table(
     sa.Column("ended_at", sa.Double, nullable=True),
     sa.Column("cancel_requested", sa.Boolean, nullable=False),
     sa.Index(None, "phase", "seq"),
+    sa.Index(None, "name", "seq"),
+)
+
+job_labels = sa.Table(
+    "job_labels",
+    metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, sa.ForeignKey("jobs.seq"), primary_key=True, autoincrement=False),  # of the job
+    sa.Index(None, "seq", "key"),
 )
 
 submissions = sa.Table(

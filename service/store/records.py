@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 IntentKind = Literal["cancel", "restore", "rescale", "verify", "export"]
@@ -28,6 +28,15 @@ class JobRow:
     updated_at: float
     ended_at: float | None
     cancel_requested: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Which:
+    """Jobs that are looked for: all of what is said must hold."""
+
+    phases: Collection[str] = ()  # any of these
+    name: str = ""  # as a whole, or with * at its end how it begins
+    labels: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # None: whatever its value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

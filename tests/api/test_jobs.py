@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service.contracts import errors
 from service.contracts.job import Phase
 from tests.api.world import GONE, World, job
 
@@ -213,3 +215,52 @@ def test_a_submission_does_not_wait(http: httpx.Client) -> None:
     began = time.monotonic()
     http.post("/v1/jobs", json=job())
     assert time.monotonic() - began < 2
+
+
+def test_a_list_of_some_jobs(http: httpx.Client, world: World) -> None:
+    def made(name: str, **labels: str) -> str:
+        return str(http.post("/v1/jobs", json=job({"name": name, "labels": labels})).json()["uid"])
+
+    one, two, other = made("some-1", set="a"), made("some-2", set="b"), made("other", set="a")
+    with world.client() as client:
+        assert [view.uid for view in client.list(name="some-*")] == [two, one]
+        assert [view.uid for view in client.list(labels={"set": "a"}, oldest=True, page_size=1)] == [one, other]
+        assert [view.uid for view in client.list(["queued", "running"], labels={"set": None})] == [other, two, one]
+        assert not list(client.list("running", labels={"set": None}))
+        assert client.get(one).spec["labels"] == {"set": "a"}
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"label": "=x"}, "label"),
+        ({"order": "name"}, "order"),
+        ({"phase": "gone"}, "phase.0"),
+        ({"name": "x" * 65}, "name"),
+    ],
+)
+def test_a_list_of_nonsense(http: httpx.Client, query: dict[str, str], field: str) -> None:
+    answer = http.get("/v1/jobs", params=query)
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+@pytest.mark.parametrize("labels", [{"": "x"}, {"a b": "x"}, {"a": "x y"}, {"-a": "x"}, {"a": 1}])
+def test_labels_are_as_kubernetes_has_them(http: httpx.Client, labels: dict[str, Any]) -> None:
+    answer = http.post("/v1/jobs", json=job({"labels": labels}))
+    assert answer.status_code == 422
+    assert answer.json()["field"].startswith("labels")
+
+
+def test_a_dry_run_keeps_nothing_and_says_what_would_be(tmp_path: Path) -> None:
+    with contextlib.closing(World(tmp_path)) as world, world.client() as client, world.fleet(4, 4):
+        told = client.dry_run(job())
+        assert (told.starts, told.layout and told.layout.world, len(told.placement)) == (True, 4, 4)
+        assert told.plan is not None
+        assert told.plan.layout == told.layout
+        first = client.submit(job({"resources.slots": 8}))
+        waits = client.dry_run(job({"resources.slots": 8}))
+        assert (waits.starts, waits.layout, waits.placement) == (False, None, ())
+        assert f"needs 8 slots; 0 of 8 are free, 8 held by {first.uid}" in waits.reason
+        with pytest.raises(errors.UserError, match="needs 16 cpu slots"):
+            client.dry_run(job({"resources.slots": 16}))
+        assert [view.uid for view in client.list()] == [first.uid]

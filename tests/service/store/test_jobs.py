@@ -7,7 +7,7 @@ import pytest
 
 from service.contracts.errors import Conflict, NotFound
 from service.store.jobs import KEY_KEPT_S, Store
-from service.store.records import Changes, JobUpdate
+from service.store.records import Changes, JobUpdate, Which
 
 
 def ended(uid: str, phase: str = "succeeded") -> Changes:
@@ -102,8 +102,36 @@ def test_pages_of_one_phase(store: Store, submit) -> None:
     for uid in "abc":
         submit(uid)
     store.commit(store.acquire("me", 60), ended("b"))
-    assert [job.uid for job in store.jobs(phase="queued")] == ["c", "a"]
-    assert [job.uid for job in store.jobs(phase="succeeded")] == ["b"]
+    assert [job.uid for job in store.jobs(Which(("queued",)))] == ["c", "a"]
+    assert [job.uid for job in store.jobs(Which(("succeeded",)))] == ["b"]
+    assert [job.uid for job in store.jobs(Which(("queued", "succeeded")), oldest=True)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("which", "found"),
+    [
+        (Which(name="run-1"), "a"),
+        (Which(name="run-*"), "ba"),
+        (Which(name="*"), "dcba"),
+        (Which(name="run"), ""),
+        (Which(labels={"team": "nlp"}), "ca"),
+        (Which(labels={"team": None}), "cba"),
+        (Which(labels={"team": "nlp", "tier": "0"}), "c"),
+        (Which(("queued",), "run-*", {"team": "vision"}), "b"),
+    ],
+)
+def test_jobs_are_found_by_name_and_labels(store: Store, which: Which, found: str) -> None:
+    rows: list[tuple[str, str, dict[str, str]]] = [
+        ("a", "run-1", {"team": "nlp"}),
+        ("b", "run-2", {"team": "vision"}),
+        ("c", "other", {"team": "nlp", "tier": "0"}),
+        ("d", "rum", {}),
+    ]
+    for uid, name, labels in rows:
+        store.submit({"labels": labels}, name, uid=uid, at=1.0, status={})
+    assert "".join(job.uid for job in store.jobs(which)) == found
+    seq = store.job(found[0]).seq if found else 0
+    assert "".join(job.uid for job in store.jobs(which, after=seq)) == found[1:]
 
 
 def test_events_are_read_on_from_a_cursor(store: Store, submit) -> None:
