@@ -11,7 +11,8 @@ from fastapi import FastAPI
 
 from api import access, auth, bodies, errors
 from api.door import Door
-from api.routes import checkpoints, figures, fleet, health, jobs, plan, rescale, streams
+from api.tokens import Keys
+from api.routes import checkpoints, figures, fleet, health, jobs, plan, projects, rescale, streams, tokens
 from service.store.jobs import Store
 
 log = logging.getLogger("phalanx.api")
@@ -33,10 +34,10 @@ def create_app(
     )
     app.state.door = Door(store, storage_root, tuple(allowed_roots), tuple(models))
     errors.install(app)
-    for routes in (health, jobs, rescale, streams, figures, checkpoints, fleet, plan):
+    for routes in (health, jobs, rescale, streams, figures, checkpoints, fleet, plan, projects, tokens):
         app.include_router(routes.router)
     app.add_middleware(bodies.Bounded)  # added last is asked first
-    app.add_middleware(auth.Bearer, token=token)
+    app.add_middleware(auth.Bearer, keys=Keys(store.access, token))
     app.add_middleware(access.Access)
     return app
 

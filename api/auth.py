@@ -1,39 +1,90 @@
-"""Who may ask: whoever holds the token. Knows paths and headers; no route can be reached around it."""
+"""Who asks, by his token, and whether he may what he asks for. Knows paths and headers; no route can be reached around
+it. What was to change something is noted, whatever came of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hmac
+import logging
 import os
 import secrets
+import time
 from pathlib import Path
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors as problems
+from api.principal import Principal, needed
+from api.tokens import Keys
 from service.contracts import errors
+from service.store.records import Audit
+
+log = logging.getLogger("phalanx.api")
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Answered without a token. Everything else is refused, whether a route for it exists or not."""
 
 
 class Bearer:
-    """ASGI middleware: the token in `Authorization: Bearer ...`, or 401."""
+    """ASGI middleware: the token in `Authorization: Bearer ...`, or 401; one that may do it, or 403. Who asks is
+    `scope["state"]["principal"]` from here on.
+    """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token.encode()
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or self._admits(Headers(scope=scope)):
+        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            principal = await self._principal(Headers(scope=scope))
+        except errors.PhalanxError as error:
+            await problems.answer(error)(scope, receive, send)
+            return
+        method, path = scope["method"], scope["path"]
+        wants = needed(method, path)
+        if not principal.may(wants):
+            await problems.answer(_forbidden(principal, wants))(scope, receive, send)
+            return
+        scope.setdefault("state", {})["principal"] = principal
+        if wants == "read":
             await self._app(scope, receive, send)
         else:
-            await problems.answer(_refusal(Headers(scope=scope)))(scope, receive, send)
+            await self._noted(principal, scope, receive, send)
 
-    def _admits(self, headers: Headers) -> bool:
+    async def _principal(self, headers: Headers) -> Principal:
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        return hmac.compare_digest(given.strip().encode(), self._token) and scheme.lower() == "bearer"
+        if scheme.lower() == "bearer" and (text := given.strip()):
+            known = self._keys.remembered(text) or await run_in_threadpool(self._keys.holder, text)
+            if known is not None:
+                return known
+        raise _refusal(headers)
+
+    async def _noted(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 500
+
+        async def sender(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sender)
+        finally:
+            entry = Audit(0, time.time(), principal.name, principal.project, scope["method"], scope["path"], status)
+            try:
+                await run_in_threadpool(self._keys.access.note, entry)
+            except errors.ClusterError as error:  # the request itself could not have changed anything either
+                log.warning("not noted", extra={"data": {"target": entry.target, "error": error.message}})
+
+
+def _forbidden(principal: Principal, wants: str) -> errors.Forbidden:
+    hint = "ask an operator for a token with that scope: phalanx token create"
+    return errors.Forbidden(f"{principal.name} may {principal.scope}, and this needs {wants}", hint=hint)
 
 
 def _refusal(headers: Headers) -> errors.Unauthorized:

@@ -20,24 +20,32 @@ from pydantic import BaseModel, ValidationError
 from api import sse_lines
 from api.views import (
     Asked,
+    AuditPage,
+    AuditView,
     Checkpoints,
     CheckpointView,
     EventsPage,
     EventView,
     JobsPage,
     LogLine,
+    MadeToken,
     ManifestView,
     MetricsPage,
     Nodes,
     NodeView,
     PlanView,
+    Projects,
+    ProjectView,
     Rescaled,
     StepView,
+    Tokens,
+    TokenView,
     Trial,
 )
 from service.contracts import errors
 from service.contracts.job import JobSpec, Phase
 from service.contracts.status import JobView
+from service.store.records import Scope
 
 ViewT = TypeVar("ViewT", bound=BaseModel)
 
@@ -80,9 +88,11 @@ class Client:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    def submit(self, spec: JobSpec | Mapping[str, Any], key: str | None = None) -> JobView:
-        """Put a job into the queue. With the same `key` it is submitted once, however often it is called."""
-        return self._created("/v1/jobs", spec.model_dump(mode="json") if isinstance(spec, JobSpec) else spec, key)
+    def submit(self, spec: JobSpec | Mapping[str, Any], key: str | None = None, project: str | None = None) -> JobView:
+        """Put a job into the queue. With the same `key` it is submitted once, however often it is called. `project`:
+        default the token's own."""
+        job = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else spec
+        return self._created("/v1/jobs", job, key, _given(project=project))
 
     def dry_run(self, spec: JobSpec | Mapping[str, Any]) -> Trial:
         """What the job would come to if it were submitted now. Nothing is kept."""
@@ -235,6 +245,35 @@ class Client:
         """Nothing is held against the node any more. NotFound: there is none."""
         self._send(self._http.build_request("POST", f"/v1/nodes/{urllib.parse.quote(node, safe='')}:forgive"))
 
+    def projects(self) -> tuple[ProjectView, ...]:
+        return self._get(Projects, "/v1/projects").projects
+
+    def make_project(self, name: str, slots: int | None = None) -> ProjectView:
+        """`slots`: that its jobs may hold together."""
+        return self._post(ProjectView, "/v1/projects", body={"name": name, "slots": slots})
+
+    def tokens(self, project: str | None = None) -> tuple[TokenView, ...]:
+        return self._get(Tokens, "/v1/tokens", _given(project=project)).tokens
+
+    def make_token(
+        self, name: str, scope: Scope = "submit", project: str | None = None, lasts_s: float | None = None
+    ) -> MadeToken:
+        """The answer is the only one that has the token itself."""
+        body = {"name": name, "scope": scope, **_given(project=project, lasts_s=lasts_s)}
+        return self._post(MadeToken, "/v1/tokens", body=body)
+
+    def revoke_token(self, id_: str) -> None:
+        self._send(self._http.build_request("DELETE", f"/v1/tokens/{urllib.parse.quote(id_, safe='')}"))
+
+    def audit(self, project: str | None = None, after: int = 0) -> Iterator[AuditView]:
+        """Who changed what, oldest first; pages are asked for as they are needed."""
+        while True:
+            page = self._get(AuditPage, "/v1/audit", {"after": after, **_given(project=project)})
+            if not page.entries:
+                return
+            yield from page.entries
+            after = page.after
+
     def _get(self, kind: type[ViewT], path: str, query: Mapping[str, Any] | None = None) -> ViewT:
         answer = self._send(self._http.build_request("GET", path, params=query))
         return _read(kind, answer)
@@ -251,9 +290,11 @@ class Client:
             request.headers["Content-Type"] = "application/json"
         return _read(kind, self._send(request))
 
-    def _created(self, path: str, body: Mapping[str, Any], key: str | None) -> JobView:
+    def _created(
+        self, path: str, body: Mapping[str, Any], key: str | None, query: Mapping[str, Any] | None = None
+    ) -> JobView:
         headers = {"Idempotency-Key": key or secrets.token_hex(16), "Content-Type": "application/json"}
-        request = self._http.build_request("POST", path, content=_body(dict(body)), headers=headers)
+        request = self._http.build_request("POST", path, params=query, content=_body(dict(body)), headers=headers)
         try:
             answer = self._send(request)
         except errors.ClusterError:  # the key makes a second try safe, whether or not the first one arrived

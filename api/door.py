@@ -1,4 +1,4 @@
-"""What the routes work with, kept on the app: the store, the storage root, and what a job may reach."""
+"""What the routes work with, kept on the app: the store, the storage root, and what a job may reach; and who asks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.principal import Principal
 from service.contracts import errors
 from service.store.jobs import Store
 
@@ -32,12 +33,22 @@ def door(request: Request) -> Door:
     return found
 
 
-def named(uid: str) -> str:
-    """A uid in the shape that uids have; another string names no job, and never reaches the store."""
-    if UID.fullmatch(uid):
+def principal(request: Request) -> Principal:
+    found = request.state.principal
+    assert isinstance(found, Principal)
+    return found
+
+
+Given = Annotated[Door, Depends(door)]
+Asking = Annotated[Principal, Depends(principal)]
+
+
+def named(given: Given, asking: Asking, uid: str) -> str:
+    """The uid of a job that whoever asks may see. A string of another shape names none, and never reaches the store;
+    another project's job is none either."""
+    if UID.fullmatch(uid) and (asking.project is None or asking.sees(given.store.job(uid).project)):
         return uid
     raise errors.NotFound(f"there is no job {uid!r}", hint="GET /v1/jobs lists them", field="uid")
 
 
-Given = Annotated[Door, Depends(door)]
 Uid = Annotated[str, Depends(named)]

@@ -21,6 +21,7 @@ STATUS: tuple[tuple[type[errors.PhalanxError], int, Mapping[str, str]], ...] = (
     (errors.NotFound, 404, {}),
     (errors.Conflict, 409, {}),
     (errors.Unauthorized, 401, {"WWW-Authenticate": 'Bearer realm="phalanx"'}),
+    (errors.Forbidden, 403, {}),
     (errors.UserError, 422, {}),
     (errors.ClusterError, 503, {"Retry-After": str(RETRY_AFTER_S)}),
     (errors.PhalanxError, 500, {}),

@@ -16,6 +16,7 @@ def of(row: JobRow, storage_root: str, now: float) -> JobView:
     return JobView(
         uid=row.uid,
         name=row.name,
+        project=row.project,
         phase=Phase(row.phase),
         reason=row.reason,
         created_at=row.created_at,

@@ -12,7 +12,7 @@ from service.contracts.job import Phase
 from service.store.records import Which
 
 
-def which(phases: Sequence[Phase], name: str, labels: Sequence[str]) -> Which:
+def which(phases: Sequence[Phase], name: str, labels: Sequence[str], project: str | None) -> Which:
     """`labels`: `key=value`, or `key` alone for any value."""
     wanted: dict[str, str | None] = {}
     for label in labels:
@@ -21,7 +21,7 @@ def which(phases: Sequence[Phase], name: str, labels: Sequence[str]) -> Which:
             hint = "write key=value, or key for any value"
             raise errors.UserError(f"label: {label!r} names no label", hint=hint, field="label")
         wanted[key] = value if sign else None
-    return Which(tuple(phases), name, wanted)
+    return Which(tuple(phases), name, wanted, project)
 
 
 def token(seq: int) -> str:

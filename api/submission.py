@@ -7,7 +7,8 @@ import json
 import secrets
 
 from api import checkpoints, checks, jobview
-from api.door import Door
+from api.door import Door, named
+from api.principal import Principal
 from service.contracts import errors
 from service.contracts.job import InitFrom, JobSpec
 from service.contracts.status import JobStatus, Progress
@@ -16,13 +17,18 @@ from workers import cursor
 from workers.spec import ParallelLayout
 
 
-def submit(given: Door, spec: JobSpec, key: str | None, now: float) -> tuple[JobRow, bool]:
-    """The job and whether it is new. Conflict without a field: the key was another request's."""
+def submit(
+    given: Door, asking: Principal, spec: JobSpec, key: str | None, now: float, project: str | None = None
+) -> tuple[JobRow, bool]:
+    """The job and whether it is new. Conflict without a field: the key was another request's. NotFound: no such project,
+    or not his."""
+    project = given.store.access.project(asking.works_in(project)).name
+    key = None if key is None else f"{project}/{key}"
     digest = hashlib.sha256(json.dumps(spec.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
     # Before the checks: what was accepted once is answered again, also when it would no longer fit.
     if key is not None and (known := given.store.submitted(key, digest, now)):
         return known, False
-    spec = checked(given, spec)
+    spec = checked(given, asking, spec)
     start = spec.init_from
     origin = "" if start is None else f", to begin at step {start.step} of {start.job}"
     return given.store.submit(
@@ -34,24 +40,25 @@ def submit(given: Door, spec: JobSpec, key: str | None, now: float) -> tuple[Job
         key=key,
         digest=digest,
         origin=origin,
+        project=project,
     )
 
 
-def checked(given: Door, spec: JobSpec) -> JobSpec:
+def checked(given: Door, asking: Principal, spec: JobSpec) -> JobSpec:
     """The job as it is kept, its beginning looked up. Errors as for `beginning`, and of the checks."""
     checks.submission(spec, given.store.nodes(), given.roots, given.models)
     if spec.init_from is None:
         return spec
-    return spec.model_copy(update={"init_from": beginning(given, spec, spec.init_from)})
+    return spec.model_copy(update={"init_from": beginning(given, asking, spec, spec.init_from)})
 
 
-def beginning(given: Door, spec: JobSpec, start: InitFrom) -> InitFrom:
+def beginning(given: Door, asking: Principal, spec: JobSpec, start: InitFrom) -> InitFrom:
     """`start` with root and manifest: of a good checkpoint at which this job can begin.
 
     NotFound and Conflict name the field below `init_from`; UserError where job and checkpoint don't go together.
     """
     try:
-        parent = given.store.job(start.job)
+        parent = given.store.job(named(given, asking, start.job))
     except errors.NotFound as error:
         raise errors.NotFound(f"there is no job {start.job}", hint="phalanx list shows them", field="job") from error
     view = checkpoints.usable(given, parent, start.step, start.attempt)

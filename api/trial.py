@@ -33,4 +33,3 @@ def made(given: Door, spec: JobSpec, now: float) -> Trial:
         placement=found.placement,
         plan=planview.made(spec, state.fleet) if nodes else None,
     )
-

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from service.contracts.status import JobView, RankPlace, View
+from service.store.records import Scope
 from workers.spec import ParallelLayout
 
 
@@ -230,6 +231,57 @@ class PlanView(View):
     estimate: EstimateView | None
     others: tuple[AlternativeView, ...]
     map: tuple[MapView, ...]
+
+
+class ProjectView(View):
+    name: str
+    slots: int | None  # that its jobs may hold together; None: no bound
+    created_at: float
+
+
+class Projects(View):
+    """By name."""
+
+    projects: tuple[ProjectView, ...]
+
+
+class TokenView(View):
+    id: str
+    name: str
+    project: str | None  # None: all of them
+    scope: Scope
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+class Tokens(View):
+    """Oldest first."""
+
+    tokens: tuple[TokenView, ...]
+
+
+class MadeToken(TokenView):
+    token: str  # told this once
+
+
+class AuditView(View):
+    """A request that was to change something, and how it was answered."""
+
+    id: int
+    at: float
+    who: str
+    project: str | None
+    action: str
+    target: str
+    status: int
+
+
+class AuditPage(View):
+    """Oldest first. `after` goes into the query of the next request."""
+
+    entries: tuple[AuditView, ...]
+    after: int
 
 
 class Trial(View):

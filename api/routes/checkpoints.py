@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from api import checkpoints, checks, jobview, patch, submission
-from api.door import Given, Uid
+from api.door import Asking, Given, Uid
 from api.views import Asked, Checkpoints, CheckpointView, ManifestView, Problem
 from service.contracts import errors, job
 from service.contracts.job import Phase
@@ -92,6 +92,7 @@ def export(given: Given, uid: Uid, step: Step, body: Export, attempt: Attempt = 
 @router.post("/{uid}:fork", status_code=201, responses={200: {"model": JobView}, **ANSWERS})
 def fork(
     given: Given,
+    asking: Asking,
     uid: Uid,
     response: Response,
     body: Fork | None = None,
@@ -102,8 +103,9 @@ def fork(
     if "init_from" in asked.overrides:
         raise errors.UserError("overrides can't name init_from: it is what a fork sets", field="overrides.init_from")
     start = {"job": uid, "step": asked.step, "attempt": asked.attempt}
-    spec = job.parse_job({**patch.merged(given.store.job(uid).spec, asked.overrides), "init_from": start})
-    row, created = submission.submit(given, spec, idempotency_key, now)
+    parent = given.store.job(uid)
+    spec = job.parse_job({**patch.merged(parent.spec, asked.overrides), "init_from": start})
+    row, created = submission.submit(given, asking, spec, idempotency_key, now, parent.project)
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"/v1/jobs/{row.uid}"
     return jobview.of(row, given.storage_root, now)

@@ -10,7 +10,7 @@ from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from api import jobview, pages, submission, trial
-from api.door import Given, Uid
+from api.door import Asking, Given, Uid
 from api.views import JobsPage, Problem, Trial
 from service.contracts import errors, job
 from service.contracts.job import JobSpec, Phase
@@ -31,14 +31,20 @@ class _DocumentedAsJobSpec:
         return handler(JobSpec.__pydantic_core_schema__)
 
 
-@router.post("", status_code=201, responses={200: {"model": JobView | Trial, "description": "submitted before; or a dry run"}, **REFUSED})
+@router.post(
+    "",
+    status_code=201,
+    responses={200: {"model": JobView | Trial, "description": "submitted before; or a dry run"}, **REFUSED},
+)
 def submit(
     given: Given,
+    asking: Asking,
     request: Request,
     response: Response,
     body: Annotated[dict[str, Any], _DocumentedAsJobSpec(), Body()],
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
     dry_run: Annotated[bool, Query(description="tell what it would come to, and keep nothing")] = False,
+    project: Annotated[str | None, Query(max_length=63, description="default: the token's, or `default`")] = None,
 ) -> JobView | Trial:
     """Check a job and put it into the queue. The same Idempotency-Key answers the same job."""
     spec = job.parse_job(body)
@@ -46,8 +52,8 @@ def submit(
     try:
         if dry_run:
             response.status_code = 200
-            return trial.made(given, submission.checked(given, spec), now)
-        row, created = submission.submit(given, spec, idempotency_key, now)
+            return trial.made(given, submission.checked(given, asking, spec), now)
+        row, created = submission.submit(given, asking, spec, idempotency_key, now, project)
     except (errors.Conflict, errors.NotFound) as error:  # of the body, not of the route
         field = f"init_from.{error.field}" if error.field else "Idempotency-Key"
         raise errors.UserError(error.message, hint=error.hint, field=field) from error
@@ -59,6 +65,7 @@ def submit(
 @router.get("", responses=REFUSED)
 def listing(
     given: Given,
+    asking: Asking,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     page: str | None = None,
     phase: Annotated[list[Phase], Query(description="any of these")] = [],  # noqa: B006  # never changed
@@ -66,7 +73,7 @@ def listing(
     label: Annotated[list[str], Query(max_length=16, description="key=value, or key; all must hold")] = [],  # noqa: B006
     order: Annotated[Literal["-created", "created"], Query(description="newest or oldest first")] = "-created",
 ) -> JobsPage:
-    after, which = None if page is None else pages.seq(page), pages.which(phase, name, label)
+    after, which = None if page is None else pages.seq(page), pages.which(phase, name, label, asking.project)
     rows = given.store.jobs(which, after=after, limit=limit + 1, oldest=order == "created")
     now = time.time()
     shown = rows[:limit]

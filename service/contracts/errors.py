@@ -38,6 +38,12 @@ class Unauthorized(UserError):
     code = "unauthorized"
 
 
+class Forbidden(UserError):
+    """He is known, and may not."""
+
+    code = "forbidden"
+
+
 class ClusterError(PhalanxError):
     """The cluster failed to do what it should; trying again may work."""
 

@@ -86,6 +86,7 @@ class JobView(View):
 
     uid: str
     name: str
+    project: str = "default"
     phase: Phase
     reason: str
     created_at: float

@@ -14,6 +14,8 @@ LAST = "\U0010ffff"  # no name goes on behind it
 
 def conditions(which: Which) -> Iterator[sa.ColumnElement[bool]]:
     job = models.jobs.c
+    if which.project is not None:
+        yield job.project == which.project
     if which.phases:
         yield job.phase.in_(which.phases)
     if which.name.endswith("*"):

@@ -16,6 +16,7 @@ from service.contracts.errors import Conflict, NotFound
 from service.contracts.job import Phase
 from service.store import changes as writer
 from service.store import counters, database, found, lease, models, records, schema
+from service.store.access import Access
 
 KEY_KEPT_S = 86_400.0
 
@@ -26,6 +27,7 @@ _JOB = [column for column in models.jobs.c if column.name != "core"]
 class Store:
     def __init__(self, opened: database.Database) -> None:
         self._database = opened
+        self.access = Access(opened)
 
     @classmethod
     def open(cls, url: str, migrate: bool = True) -> Store:
@@ -54,6 +56,7 @@ class Store:
         key: str | None = None,
         digest: str = "",
         origin: str = "",
+        project: str = "default",
     ) -> tuple[records.JobRow, bool]:
         """A new job, True; or the job that the same `key` and `digest` made within a day, False.
 
@@ -76,6 +79,7 @@ class Store:
                     created_at=at,
                     updated_at=at,
                     cancel_requested=False,
+                    project=project,
                 )
             )
             if labels := spec.get("labels"):

@@ -65,8 +65,45 @@ jobs = sa.Table(
     sa.Column("updated_at", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double, nullable=True),
     sa.Column("cancel_requested", sa.Boolean, nullable=False),
+    sa.Column("project", sa.Text, nullable=False, server_default="default"),
     sa.Index(None, "phase", "seq"),
     sa.Index(None, "name", "seq"),
+    sa.Index(None, "project", "seq"),
+    sa.Index(None, "project", "phase", "seq"),
+)
+
+projects = sa.Table(
+    "projects",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("slots", sa.BigInteger, nullable=True),  # that its jobs may hold together; null: no bound
+    sa.Column("created_at", sa.Double, nullable=False),
+)
+
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("digest", sa.Text, nullable=False),  # of its secret, which nobody keeps
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("project", sa.Text, sa.ForeignKey("projects.name"), nullable=True),  # null: all of them
+    sa.Column("scope", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("expires_at", sa.Double, nullable=True),
+    sa.Column("revoked_at", sa.Double, nullable=True),
+)
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", BigKey, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("project", sa.Text, nullable=True),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("status", sa.Integer, nullable=False),
+    sa.Index(None, "project", "id"),
 )
 
 job_labels = sa.Table(

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
+Scope = Literal["read", "submit", "admin"]  # each may what the one before may
+
 IntentKind = Literal["cancel", "restore", "rescale", "verify", "export"]
 
 Document = Mapping[str, Any]
@@ -28,6 +30,40 @@ class JobRow:
     updated_at: float
     ended_at: float | None
     cancel_requested: bool
+    project: str = "default"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProjectRow:
+    name: str
+    slots: int | None  # that its jobs may hold together; None: no bound
+    created_at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenRow:
+    """Who may do what: never the secret itself."""
+
+    id: str
+    name: str
+    project: str | None  # None: in all projects
+    scope: Scope
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Audit:
+    """A request that was to change something, and how it was answered."""
+
+    id: int
+    at: float
+    who: str  # the token's id, or the subject that an issuer named
+    project: str | None
+    action: str  # method and route
+    target: str  # path
+    status: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +73,7 @@ class Which:
     phases: Collection[str] = ()  # any of these
     name: str = ""  # as a whole, or with * at its end how it begins
     labels: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # None: whatever its value
+    project: str | None = None  # None: of all
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
