@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from api import access, auth, bodies, errors
 from api.door import Door
-from api.tokens import Keys
 from api.routes import checkpoints, figures, fleet, health, jobs, plan, projects, rescale, streams, tokens
+from api.tokens import Keys
 from service.store.jobs import Store
 
 log = logging.getLogger("phalanx.api")

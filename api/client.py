@@ -252,6 +252,13 @@ class Client:
         """`slots`: that its jobs may hold together."""
         return self._post(ProjectView, "/v1/projects", body={"name": name, "slots": slots})
 
+    def set_quota(self, name: str, slots: int | None) -> ProjectView:
+        """What its jobs may hold together from now on; None: no bound."""
+        path = f"/v1/projects/{urllib.parse.quote(name, safe='')}/quota"
+        headers = {"Content-Type": "application/json"}
+        request = self._http.build_request("PUT", path, content=_body({"slots": slots}), headers=headers)
+        return _read(ProjectView, self._send(request))
+
     def tokens(self, project: str | None = None) -> tuple[TokenView, ...]:
         return self._get(Tokens, "/v1/tokens", _given(project=project)).tokens
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 import secrets
 
-from api import checkpoints, checks, jobview
-from api.door import Door, named
+from api import checkpoints, checks, door, jobview
+from api.door import Door
 from api.principal import Principal
 from service.contracts import errors
 from service.contracts.job import InitFrom, JobSpec
@@ -20,8 +20,8 @@ from workers.spec import ParallelLayout
 def submit(
     given: Door, asking: Principal, spec: JobSpec, key: str | None, now: float, project: str | None = None
 ) -> tuple[JobRow, bool]:
-    """The job and whether it is new. Conflict without a field: the key was another request's. NotFound: no such project,
-    or not his."""
+    """The job and whether it is new. Conflict without a field: the key was another request's. NotFound: no such
+    project, or not his."""
     project = given.store.access.project(asking.works_in(project)).name
     key = None if key is None else f"{project}/{key}"
     digest = hashlib.sha256(json.dumps(spec.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
@@ -58,7 +58,7 @@ def beginning(given: Door, asking: Principal, spec: JobSpec, start: InitFrom) ->
     NotFound and Conflict name the field below `init_from`; UserError where job and checkpoint don't go together.
     """
     try:
-        parent = given.store.job(named(given, asking, start.job))
+        parent = given.store.job(door.named(given, asking, start.job))
     except errors.NotFound as error:
         raise errors.NotFound(f"there is no job {start.job}", hint="phalanx list shows them", field="job") from error
     view = checkpoints.usable(given, parent, start.step, start.attempt)

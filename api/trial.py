@@ -1,4 +1,4 @@
-"""What a job would come to if it were submitted now: the core decides it, on what the store tells, and nothing is kept."""
+"""What a job would come to if it were submitted now: the core decides, on what the store tells; nothing is kept."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from api.views import CheckpointView, NodeView
+from api.views import CheckpointView, NodeView, ProjectView, TokenView
 from service.contracts.job import Phase
 from service.contracts.status import IncidentView, JobView
 
@@ -35,6 +35,28 @@ def jobs(found: Iterable[JobView], now: float) -> Table:
             duration(now - job.created_at),
         )
     return table
+
+
+def projects(found: Iterable[ProjectView]) -> Table:
+    table = _table("PROJECT", "SLOTS", fold="PROJECT")
+    for one in found:
+        table.add_row(one.name, number(one.slots, ",d"))
+    return table
+
+
+def tokens(found: Iterable[TokenView], now: float) -> Table:
+    table = _table("ID", "SCOPE", "PROJECT", "STATE", "NAME", fold="NAME")
+    for one in found:
+        table.add_row(one.id, one.scope, one.project or "all", _token_state(one, now), one.name)
+    return table
+
+
+def _token_state(one: TokenView, now: float) -> str:
+    if one.revoked_at is not None:
+        return f"revoked {duration(now - one.revoked_at)} ago"
+    if one.expires_at is None:
+        return "good"
+    return f"good for {duration(one.expires_at - now)}" if one.expires_at > now else "expired"
 
 
 def incidents(found: Iterable[IncidentView]) -> Table:

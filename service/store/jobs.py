@@ -138,7 +138,7 @@ class Store:
 
     def jobs(
         self,
-        which: records.Which = records.Which(),  # noqa: B008  # frozen
+        which: records.Which = records.Which(),  # frozen
         *,
         after: int | None = None,
         limit: int = 50,
