@@ -11,7 +11,20 @@ from fastapi import FastAPI
 
 from api import access, auth, bodies, errors
 from api.door import Door
-from api.routes import checkpoints, figures, fleet, health, jobs, plan, projects, rescale, streams, tokens
+from api.routes import (
+    checkpoints,
+    figures,
+    fleet,
+    health,
+    jobs,
+    plan,
+    projects,
+    queues,
+    rescale,
+    streams,
+    tokens,
+    wishes,
+)
 from api.tokens import Keys
 from service.store.jobs import Store
 
@@ -34,7 +47,8 @@ def create_app(
     )
     app.state.door = Door(store, storage_root, tuple(allowed_roots), tuple(models))
     errors.install(app)
-    for routes in (health, jobs, rescale, streams, figures, checkpoints, fleet, plan, projects, tokens):
+    pages = (health, jobs, wishes, rescale, streams, figures, checkpoints, fleet, plan, queues, projects, tokens)
+    for routes in pages:
         app.include_router(routes.router)
     app.add_middleware(bodies.Bounded)  # added last is asked first
     app.add_middleware(auth.Bearer, keys=Keys(store.access, token))

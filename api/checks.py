@@ -26,11 +26,19 @@ LONGEST, LONGEST_NAME = 1000, 255  # bytes that file systems and object stores t
 SCHEMES_HINT = "use an absolute path, file:///..., or an object store such as s3://bucket/..."
 
 
-def submission(spec: JobSpec, nodes: Sequence[NodeRow], roots: Sequence[str], models: Sequence[str] = ()) -> None:
+def submission(
+    spec: JobSpec,
+    nodes: Sequence[NodeRow],
+    roots: Sequence[str],
+    models: Sequence[str] = (),
+    queues: Sequence[str] = ("default",),
+) -> None:
     """UserError naming the field, when this job can't run here.
 
-    `roots`: where checkpoints may go. `models`: where models besides the built-in one may come from.
+    `roots`: where checkpoints may go. `models`: where models besides the built-in one may come from. `queues`: that
+    there are.
     """
+    queue(spec, queues)
     model(spec.model.family, models)
     checkpoint_root(spec.checkpoint.root, roots)
     data(spec.data.source)
@@ -45,6 +53,12 @@ def fleet(nodes: Sequence[NodeRow]) -> Fleet:
     kept = ("id", "name", "slots", "rack", "zone", "device", "address", "nvlink", "accelerator", "draining")
     ordered = sorted(nodes, key=lambda row: row.name)
     return Fleet(tuple(Node(**{name: getattr(row, name) for name in kept}) for row in ordered))
+
+
+def queue(spec: JobSpec, known: Sequence[str]) -> None:
+    if spec.queue not in known:
+        hint = f"use {' or '.join(known)}; an operator makes more: phalanx queue create"
+        raise errors.UserError(f"queue: there is no queue {spec.queue}", hint=hint, field="queue")
 
 
 def model(family: str, allowed: Sequence[str]) -> None:

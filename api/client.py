@@ -36,6 +36,8 @@ from api.views import (
     PlanView,
     Projects,
     ProjectView,
+    Queues,
+    QueueView,
     Rescaled,
     StepView,
     Tokens,
@@ -124,8 +126,31 @@ class Client:
                 return
             query["page"] = page.next_page
 
-    def cancel(self, uid: str) -> JobView:
-        return self._post(JobView, f"{_path(uid)}:cancel")
+    def cancel(self, uid: str, graceful: bool = False) -> JobView:
+        """`graceful`: after the step under way, which becomes a checkpoint."""
+        return self._post(JobView, f"{_path(uid)}:cancel", {"graceful": "true"} if graceful else {})
+
+    def suspend(self, uid: str) -> JobView:
+        """Have the job hold nothing until it is resumed; the step under way becomes a checkpoint."""
+        return self._post(JobView, f"{_path(uid)}:suspend")
+
+    def resume(self, uid: str) -> JobView:
+        return self._post(JobView, f"{_path(uid)}:resume")
+
+    def save(self, uid: str) -> JobView:
+        """Have the step under way of a running job become a checkpoint."""
+        return self._post(JobView, f"{_path(uid)}:checkpoint")
+
+    def restart(self, uid: str) -> JobView:
+        """Have the gang of a running job end after the step under way and start again."""
+        return self._post(JobView, f"{_path(uid)}:restart")
+
+    def change(self, uid: str, patch: Mapping[str, Any], generation: int | None = None) -> JobView:
+        """Change priority, queue, labels, elastic bounds, checkpoint policy or budgets: a JSON merge patch of the spec.
+        `generation`: of the job as it was read; Changed when it has another one. Default: whichever it has."""
+        headers = {"If-Match": "*" if generation is None else f'"{generation}"', "Content-Type": "application/json"}
+        request = self._http.build_request("PATCH", _path(uid), content=_body(dict(patch)), headers=headers)
+        return _read(JobView, self._send(request))
 
     def rescale(
         self, uid: str, slots: int, parallel: Mapping[str, Any] | None = None, dry_run: bool = False
@@ -244,6 +269,19 @@ class Client:
     def forgive(self, node: str) -> None:
         """Nothing is held against the node any more. NotFound: there is none."""
         self._send(self._http.build_request("POST", f"/v1/nodes/{urllib.parse.quote(node, safe='')}:forgive"))
+
+    def queues(self) -> tuple[QueueView, ...]:
+        return self._get(Queues, "/v1/queues").queues
+
+    def make_queue(self, name: str, priority: int = 0) -> QueueView:
+        return self._post(QueueView, "/v1/queues", body={"name": name, "priority": priority})
+
+    def set_priority(self, queue: str, priority: int) -> QueueView:
+        """Of all jobs of the queue, from now on."""
+        path = f"/v1/queues/{urllib.parse.quote(queue, safe='')}"
+        headers = {"Content-Type": "application/json"}
+        request = self._http.build_request("PUT", path, content=_body({"priority": priority}), headers=headers)
+        return _read(QueueView, self._send(request))
 
     def projects(self) -> tuple[ProjectView, ...]:
         return self._get(Projects, "/v1/projects").projects

@@ -20,6 +20,8 @@ RETRY_AFTER_S = 2
 STATUS: tuple[tuple[type[errors.PhalanxError], int, Mapping[str, str]], ...] = (
     (errors.NotFound, 404, {}),
     (errors.Conflict, 409, {}),
+    (errors.Changed, 412, {}),
+    (errors.Unconditional, 428, {}),
     (errors.Unauthorized, 401, {"WWW-Authenticate": 'Bearer realm="phalanx"'}),
     (errors.Forbidden, 403, {}),
     (errors.UserError, 422, {}),

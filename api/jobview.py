@@ -22,11 +22,18 @@ def of(row: JobRow, storage_root: str, now: float) -> JobView:
         created_at=row.created_at,
         ended_at=row.ended_at,
         cancel_requested=row.cancel_requested,
+        desired="cancelled" if row.cancel_requested else "suspended" if row.desired == "suspended" else "running",
+        generation=row.generation,
         goodput=goodput.goodput(status.productive_s, row.created_at, end),
         storage=folder(row, storage_root),
         status=status,
         spec=row.spec,
     )
+
+
+def tag(row: JobRow) -> str:
+    """ETag of the job's spec: another one with every change."""
+    return f'"{row.generation}"'
 
 
 def root(row: JobRow, storage_root: str) -> str:

@@ -11,7 +11,7 @@ from service.store.records import Scope
 SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
 """Each may what the ones before it may."""
 
-ADMIN = re.compile(r"/v1/(projects|tokens|audit|nodes)(/.*|:.*)?")
+ADMIN = re.compile(r"/v1/(projects|queues|tokens|audit|nodes)(/.*|:.*)?")
 """Paths on which a change is the operator's; tokens, projects and the audit log are for his eyes alone as well."""
 PRIVATE = re.compile(r"/v1/(projects|tokens|audit)(/.*|:.*)?")
 

@@ -46,7 +46,8 @@ def submit(
 
 def checked(given: Door, asking: Principal, spec: JobSpec) -> JobSpec:
     """The job as it is kept, its beginning looked up. Errors as for `beginning`, and of the checks."""
-    checks.submission(spec, given.store.nodes(), given.roots, given.models)
+    queues = [known.name for known in given.store.access.queues()]
+    checks.submission(spec, given.store.nodes(), given.roots, given.models, queues)
     if spec.init_from is None:
         return spec
     return spec.model_copy(update={"init_from": beginning(given, asking, spec, spec.init_from)})

@@ -233,6 +233,18 @@ class PlanView(View):
     map: tuple[MapView, ...]
 
 
+class QueueView(View):
+    name: str
+    priority: int  # jobs of a queue of a higher one come first
+    created_at: float
+
+
+class Queues(View):
+    """What comes first is first."""
+
+    queues: tuple[QueueView, ...]
+
+
 class ProjectView(View):
     name: str
     slots: int | None  # that its jobs may hold together; None: no bound

@@ -44,6 +44,7 @@ from workers.reports import (
 from workers.spec import Assignment, RunSpec
 from workers.throughput import Throughput
 from workers.traffic import Traffic
+from workers.wishes import Wishes
 
 Listener = Callable[[Report], None]
 
@@ -57,14 +58,14 @@ def train(
     store: dist.Store,
     tell: Listener,
     memory: Memory | None = None,
-    pausing: Callable[[], bool] = lambda: False,
+    wishes: Wishes | None = None,
     heard: Callable[[], int] = lambda: EVERYTHING,
 ) -> None:
     """Train to the last step. Returns when this rank's last save is in storage; raises what broke it.
 
-    With `memory` snapshots are kept there, and the newest whole one is where training continues. Once `pausing` holds
-    on some rank, all of them end after the step under way. `heard`: the last step of which what rank 0 said is known
-    for good; of those after it, snapshots tell.
+    With `memory` snapshots are kept there, and the newest whole one is where training continues. What `wishes` say on
+    some rank, all of them do after the step under way. `heard`: the last step of which what rank 0 said is known for
+    good; of those after it, snapshots tell.
     """
     run, rank = assignment.run, assignment.rank
     tell(Moved(rank, "start", -1, time.time()))
@@ -75,7 +76,7 @@ def train(
         storage = Storage.open(assignment.root).child(assignment.job)
         saver = Saver(storage, assignment, tell, memory)
         build = partial(Engine, run, corpus.vocabulary, axes, device)
-        loop = Loop(assignment, storage, build, corpus, saver, tell, pausing, heard)
+        loop = Loop(assignment, storage, build, corpus, saver, tell, wishes or Wishes(), heard)
         try:
             loop.run()
             tell(Moved(rank, "end", loop.cursor.step, time.time()))
@@ -96,11 +97,11 @@ class Loop:
         corpus: Corpus,
         saver: Saver,
         tell: Listener,
-        pausing: Callable[[], bool],
+        wishes: Wishes,
         heard: Callable[[], int],
     ) -> None:
         self.assignment, self.storage, self.build, self.tell = assignment, storage, build, tell
-        self.pausing, self.heard = pausing, heard
+        self.wishes, self.heard = wishes, heard
         self.corpus, self.saver, self.run_spec = corpus, saver, assignment.run
         self.other = evaluation(self.run_spec)
         layout = self.run_spec.parallel
@@ -141,7 +142,7 @@ class Loop:
             if self.other is not None and step % train.eval_every == 0:
                 self.evaluate(self.other)
             agreed = Note(*outcome.aside)
-            self.save(agreed, durable=step % every == 0 or step == train.steps)
+            self.save(agreed, due=step % every == 0 or step == train.steps)
             if agreed.pausing:
                 return
 
@@ -166,7 +167,8 @@ class Loop:
     def note(self) -> Note:
         """What ranks have to know of each other to agree on a snapshot after this step, and on its being the last."""
         saver = self.saver
-        return Note(saver.busy, saver.lacking, saver.cost_s, self.step_s, self.pausing())
+        asked = self.wishes.pausing(), self.wishes.saving()
+        return Note(saver.busy, saver.lacking, saver.cost_s, self.step_s, *asked)
 
     def done(self, outcome: Outcome, speed: Throughput) -> StepDone:
         watch = self.engine.watch
@@ -254,15 +256,16 @@ class Loop:
         if self.leads:
             self.tell(Evaluated(self.cursor.step, time.time(), losses / max(1, tokens), tokens))
 
-    def save(self, agreed: Note, durable: bool) -> None:
-        """To storage where that is due, to memory where all ranks agreed to; before a pause to one of them."""
-        step = self.cursor.step
+    def save(self, agreed: Note, due: bool) -> None:
+        """To storage where that is due or wished for, to memory where all agreed to; before a pause to one of them."""
+        step, durable = self.cursor.step, due or agreed.saving > 0
         snapshot = self.rhythm.due(step, agreed, wanted=durable)
         if agreed.pausing:
             snapshot = not agreed.lacking
             durable = durable or not snapshot
         if durable:
             self.tell(Moved(self.assignment.rank, "save", step, time.time()))
+            self.wishes.saved()
             self.saved = step
         if durable or snapshot:
             self.keep(durable, snapshot)

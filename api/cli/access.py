@@ -1,4 +1,4 @@
-"""Commands of an operator: projects, tokens, and who changed what."""
+"""Commands of an operator: queues, projects, tokens, and who changed what."""
 
 from __future__ import annotations
 
@@ -12,13 +12,34 @@ from api.cli import connection, show, tables
 from service.contracts import errors
 from service.store.records import Scope
 
+queues = typer.Typer(no_args_is_help=True, help="Queues, and which of them comes first.")
 projects = typer.Typer(no_args_is_help=True, help="Projects, and what their jobs may hold.")
 tokens = typer.Typer(no_args_is_help=True, help="Who may do what.")
 app = typer.Typer()
 
 Name = Annotated[str, typer.Argument(help="of the project")]
 Slots = Annotated[int | None, typer.Option(min=1, help="that its jobs may hold together; without: no bound")]
+QueueName = Annotated[str, typer.Argument(help="of the queue")]
+Priority = Annotated[int, typer.Option(help="jobs of a queue of a higher one come first")]
 DAY_S = 86_400.0
+
+
+@queues.command("list")
+def list_queues(context: typer.Context) -> None:
+    """List queues, what comes first at the top."""
+    show.console().print(tables.queues(connection.client(context).queues()))
+
+
+@queues.command("create")
+def create_queue(context: typer.Context, name: QueueName, priority: Priority = 0) -> None:
+    """Make a queue."""
+    typer.echo(f"made queue {connection.client(context).make_queue(name, priority).name}")
+
+
+@queues.command("priority")
+def set_priority(context: typer.Context, name: QueueName, priority: Priority) -> None:
+    """Change the priority of a queue, for all its jobs."""
+    typer.echo(f"queue {name} has priority {connection.client(context).set_priority(name, priority).priority}")
 
 
 @projects.command("list")

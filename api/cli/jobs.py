@@ -109,27 +109,6 @@ def events(context: typer.Context, uid: Uid, follow: FollowOption = False) -> No
 
 
 @app.command()
-def cancel(context: typer.Context, uid: Uid) -> None:
-    """End a job and free its slots."""
-    job = connection.client(context).cancel(uid)
-    typer.echo(f"{job.uid} is {job.phase}; cancellation is asked for")
-
-
-@app.command()
-def rescale(
-    context: typer.Context,
-    uid: Uid,
-    slots: Annotated[int, typer.Option(help="ranks from now on", min=1)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what it would come to, and change nothing")] = False,
-) -> None:
-    """Give a job that is under way another size: it pauses after a step and goes on."""
-    told = connection.client(context).rescale(uid, slots, dry_run=dry_run)
-    typer.echo(told.reason if told.possible else f"not now: {told.reason}")
-    if told.asked:
-        typer.echo(f"{uid} is asked to run on {slots} slots")
-
-
-@app.command()
 def nodes(context: typer.Context) -> None:
     """List the nodes of the fleet."""
     show.console().print(tables.nodes(connection.client(context).nodes(), time.time()))

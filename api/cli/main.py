@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from api.cli import access, checkpoints, jobs, local, plan, show, simulate
+from api.cli import access, checkpoints, jobs, local, plan, show, simulate, wishes
 from api.cli.connection import Connection
 from service.contracts import errors
 
@@ -48,8 +48,10 @@ def connect(
 
 
 app.add_typer(jobs.app)
+app.add_typer(wishes.app)
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(access.projects, name="project")
+app.add_typer(access.queues, name="queue")
 app.add_typer(access.tokens, name="token")
 app.add_typer(access.app)
 app.add_typer(local.app)

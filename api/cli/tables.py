@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from api.views import CheckpointView, NodeView, ProjectView, TokenView
+from api.views import CheckpointView, NodeView, ProjectView, QueueView, TokenView
 from service.contracts.job import Phase
 from service.contracts.status import IncidentView, JobView
 
@@ -34,6 +34,13 @@ def jobs(found: Iterable[JobView], now: float) -> Table:
             str(len(job.status.incidents)),
             duration(now - job.created_at),
         )
+    return table
+
+
+def queues(found: Iterable[QueueView]) -> Table:
+    table = _table("QUEUE", "PRIORITY", fold="QUEUE")
+    for queue in found:
+        table.add_row(queue.name, str(queue.priority))
     return table
 
 

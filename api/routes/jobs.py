@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look at, cancel."""
+"""Jobs: submit, list, look at."""
 
 from __future__ import annotations
 
@@ -84,19 +84,8 @@ def listing(
 
 
 @router.get("/{uid}", responses=MISSING)
-def one(given: Given, uid: Uid) -> JobView:
-    return jobview.of(given.store.job(uid), given.storage_root, time.time())
-
-
-@router.post(
-    "/{uid}:cancel",
-    status_code=202,
-    responses={409: {"model": Problem, "description": "the job is over"}, **MISSING},
-)
-def cancel(given: Given, uid: Uid) -> JobView:
-    """Ask the controller to end the job and free its slots. Repeating it changes nothing."""
-    phase = Phase(given.store.job(uid).phase)
-    if phase.terminal:
-        raise errors.Conflict(f"job {uid} is over: its phase is {phase}", hint="there is nothing left to cancel")
-    given.store.cancel(uid, time.time())
-    return jobview.of(given.store.job(uid), given.storage_root, time.time())
+def one(given: Given, uid: Uid, response: Response) -> JobView:
+    """The ETag is what a change of the job has to name."""
+    row = given.store.job(uid)
+    response.headers["ETag"] = jobview.tag(row)
+    return jobview.of(row, given.storage_root, time.time())

@@ -34,6 +34,18 @@ class Conflict(UserError):
     code = "conflict"
 
 
+class Changed(UserError):
+    """It is not any more what the request takes it for."""
+
+    code = "changed"
+
+
+class Unconditional(UserError):
+    """A change that must name what it takes the thing for did not."""
+
+    code = "unconditional"
+
+
 class Unauthorized(UserError):
     code = "unauthorized"
 

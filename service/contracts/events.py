@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 from service.contracts.cluster import Fleet
@@ -54,12 +55,16 @@ class JobSubmitted:
     seq: int  # order of submission
     spec: JobSpec
     at: float
+    project: str = "default"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CancelRequested:
+    """`graceful`: a gang at work completes the step under way first, and has it in storage."""
+
     uid: str
     at: float
+    graceful: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +86,57 @@ class RescaleRequested:
     uid: str
     slots: int
     layout: ParallelLayout | None
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SuspendRequested:
+    """The job is to hold nothing until it is resumed."""
+
+    uid: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """A job that was suspended is to go on."""
+
+    uid: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveRequested:
+    """The step under way is to become a checkpoint."""
+
+    uid: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RestartRequested:
+    """The gang is to end and to be started again, with its state from memory."""
+
+    uid: str
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpecChanged:
+    """The job is to be what this spec says from now on: priority, elastic bounds, checkpoints or budgets changed."""
+
+    uid: str
+    spec: JobSpec
+    generation: int
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharesObserved:
+    """Which queues there are, with their priorities, and how many slots the jobs of a project may hold together."""
+
+    queues: Mapping[str, int]
+    quotas: Mapping[str, int]  # of projects that have one
     at: float
 
 
@@ -422,6 +478,18 @@ CheckpointFact = (
 )
 """Of no attempt: also told of a job that is over."""
 
-JobEvent = JobSubmitted | CancelRequested | RestoreRequested | RescaleRequested | GangEvent | CheckpointFact
+Request = (
+    CancelRequested
+    | RestoreRequested
+    | RescaleRequested
+    | SuspendRequested
+    | ResumeRequested
+    | SaveRequested
+    | RestartRequested
+    | SpecChanged
+)
+"""What a user wants of a job."""
+
+JobEvent = JobSubmitted | Request | GangEvent | CheckpointFact
 NodeEvent = HealthFound | NodeProbed | DevicesReset | NodeForgiven
-Event = JobEvent | FleetObserved | NodeEvent | Ticked
+Event = JobEvent | FleetObserved | SharesObserved | NodeEvent | Ticked

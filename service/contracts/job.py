@@ -25,6 +25,8 @@ class Phase(enum.StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     RESCALING = "rescaling"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
     RECOVERING = "recovering"
     FINISHING = "finishing"
     CANCELLING = "cancelling"
@@ -145,7 +147,8 @@ class JobSpec(Spec):
     placement: PlacementPolicy = PlacementPolicy()
     checkpoint: CheckpointSpec = CheckpointSpec()
     budgets: Budgets = Budgets()
-    queue: Literal["default"] = "default"
+    queue: str = Field(default="default", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description=NAME_RULE)
+    priority: int = Field(default=0, ge=-1000, le=1000, description="within its queue; what is higher comes first")
     init_from: InitFrom | None = Field(default=None, description="a checkpoint of another job to begin at")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64, description="to find it by")
 

@@ -23,7 +23,8 @@ class RankPlace(View):
 class IncidentView(View):
     """A fault, or a planned move, whose cause is null. Seconds: detect_s from the last progress to knowing; recover_s
     from the fault to the first new completed step. In between: stop_s, until every rank is gone; place_s, without
-    slots; start_s, until each rank has its process; load_s, of its state; first_step_s, until the first step begins.
+    slots; suspended_s, by request; start_s, until each rank has its process; load_s, of its state; first_step_s, until
+    the first step begins.
     """
 
     number: int
@@ -47,6 +48,7 @@ class IncidentView(View):
     start_s: float = 0.0
     load_s: float = 0.0
     first_step_s: float = 0.0
+    suspended_s: float = 0.0
 
 
 class Progress(View):
@@ -62,9 +64,38 @@ class Progress(View):
     eta_s: float | None = None
 
 
+class ConditionView(View):
+    """As Kubernetes has them: `Admitted` (holds slots), `Running` (makes steps), `Degraded` (runs on fewer slots than
+    it wants), `Suspended`, `Finished`.
+    """
+
+    type: str
+    status: bool
+    reason: str  # one word
+    message: str
+    at: float  # since when the status is so
+
+
+class ExitView(View):
+    """Of a job that failed: what it was, and where."""
+
+    kind: str  # of the fault
+    message: str
+    rank: int | None
+    node: str | None
+    step: int
+    out_of_memory: bool
+    signal: int | None = None  # that ended the process, where one is known to have
+    traceback: str = ""
+
+
 class JobStatus(View):
     """Kept in the store by the controller; the API adds what depends on the clock."""
 
+    observed_generation: int = 0  # of the spec that this is the status of
+    conditions: tuple[ConditionView, ...] = ()
+    position: int | None = None  # in the queue, from 1, while it waits
+    exit: ExitView | None = None
     attempt: int = 0
     layout: ParallelLayout | None = None
     progress: Progress
@@ -92,6 +123,8 @@ class JobView(View):
     created_at: float
     ended_at: float | None
     cancel_requested: bool
+    desired: Literal["running", "suspended", "cancelled"] = "running"  # what its user wants it to be
+    generation: int = 1  # of its spec: grows with each change
     goodput: float  # productive seconds over end (or now) minus submit
     storage: str  # the job's folder: logs, checkpoints
     status: JobStatus

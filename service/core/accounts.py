@@ -69,7 +69,7 @@ def _stage(job: Job) -> str | None:
     if job.phase.terminal:
         return None
     if job.placement is None:
-        return "place_s"
+        return "suspended_s" if job.phase is Phase.SUSPENDED else "place_s"
     if job.stopping:
         return "stop_s"
     if job.phase not in (Phase.PLACING, Phase.STARTING):

@@ -47,11 +47,23 @@ class ReleaseGang:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PauseGang:
-    """Ranks complete the step under way, keep its state in memory, and end. Answer: GangPaused, or a fault."""
+    """Ranks complete the step under way, keep its state in memory, and end. Answer: GangPaused, or a fault.
+
+    `durable`: its state goes to storage; without it, only where memory can't have it.
+    """
 
     uid: str
     attempt: int
     reason: str
+    durable: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveGang:
+    """Ranks write the state of the step under way to storage, and go on. Answer: CheckpointPublished, or SaveFailed."""
+
+    uid: str
+    attempt: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +88,7 @@ class RaiseStandbys:
     placement: Placement
 
 
-Command = StartGang | StopGang | ReleaseGang | PauseGang | InspectGang | RaiseStandbys
+Command = StartGang | StopGang | ReleaseGang | PauseGang | SaveGang | InspectGang | RaiseStandbys
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

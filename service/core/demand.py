@@ -10,12 +10,12 @@ from collections import Counter
 
 from service.contracts.cluster import Fleet
 from service.contracts.job import Phase
-from service.core import elastic
+from service.core import elastic, queue
 from service.core.state import Job, State
 from workers.spec import ParallelLayout
 
 Bundle = tuple[str, int]  # device, and slots that have to be on one node
-ENDING = (Phase.FINISHING, Phase.CANCELLING)
+ENDING = (Phase.FINISHING, Phase.CANCELLING, Phase.SUSPENDED)
 
 
 def of(state: State) -> Counter[Bundle]:
@@ -23,13 +23,18 @@ def of(state: State) -> Counter[Bundle]:
     widths = _widths(state.fleet)
     wanted: Counter[Bundle] = Counter()
     for job in state.jobs.values():
-        if not job.phase.terminal and job.phase not in ENDING:
+        if not job.phase.terminal and job.phase not in ENDING and not job.suspend and not _over_quota(job, state):
             wanted += _asked(job, widths)
     for node in state.fleet.nodes:
         own = state.health.get(node.name)
         if node.draining is not None or (own is not None and own.excluded):
             wanted[node.device, node.slots] += 1
     return wanted
+
+
+def _over_quota(job: Job, state: State) -> bool:
+    allowed = queue.allowance(job, state.jobs.values(), state.quotas)
+    return job.placement is None and allowed is not None and allowed < elastic.least(job)
 
 
 def _asked(job: Job, widths: dict[str, int]) -> Counter[Bundle]:

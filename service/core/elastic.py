@@ -143,7 +143,7 @@ def gain_s(job: Job, layout: ParallelLayout) -> float:
 
 def pause_s(job: Job) -> float:
     """What stopping and starting again took last time."""
-    over = (one.recover_s for one in reversed(job.incidents) if one.recover_s is not None)
+    over = (one.recover_s - one.spent.suspended_s for one in reversed(job.incidents) if one.recover_s is not None)
     return next(over, PAUSE_S)
 
 

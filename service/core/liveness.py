@@ -30,7 +30,6 @@ class Limits:
     strikes_max: float = 5.0  # weight of strikes at which a node is excluded: a loss weighs 1, a dead rank a quarter
     storm_s: float = 10.0  # between restarts for the health of one node
     refusals_max: int = 3  # in a row, after which the node that refuses gets a strike
-    infeasible_s: float = 600.0  # a job that no free fleet of this size could hold lets others go first after these
     probe: bool = False  # a node that came back after a loss is not placed on before a probe has passed
 
 

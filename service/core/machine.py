@@ -6,6 +6,8 @@
     running     steps complete
     rescaling   PauseGang is ordered: the gang ends after a step, to go on at another size or on other nodes. Once it
                 has ended and its slots are free, waits for its turn like a recovering job
+    suspending  its gang is to end, with its state in storage: by request, or to yield its slots
+    suspended   by request; holds nothing, and waits for nothing but its user
     recovering  the attempt broke. StopGang is ordered; once the slots are free, waits for its turn like a
                 queued job, but before all of those
     finishing   the outcome is known (`ending`); StopGang is ordered, the slots are not free yet
@@ -20,7 +22,7 @@ and so is a gang event of any attempt but the job's newest.
 
 FleetObserved and Ticked go to every job, HealthFound to those that stand on the node. After every event the
 scheduling pass offers free slots to the waiting jobs, in the order of `queue`; what it finds comes to the table as
-SlotsFound. Which gangs are to move it tells by MoveDecided.
+SlotsFound. Which gangs are to move it tells by MoveDecided, and which are to give all their slots by YieldDecided.
 """
 
 from __future__ import annotations
@@ -34,26 +36,40 @@ from typing import Any
 from service.contracts import events
 from service.contracts.errors import PhalanxError
 from service.contracts.job import Phase
-from service.core import accounts, checkpoints, health, liveness, moving, rules, saving, scheduling
+from service.core import (
+    accounts,
+    checkpoints,
+    conditions,
+    health,
+    liveness,
+    moving,
+    rules,
+    saving,
+    scheduling,
+    suspending,
+)
 from service.core.commands import Command, Decision, Record
 from service.core.liveness import Limits
 from service.core.moving import MoveDecided
 from service.core.outcome import Outcome
 from service.core.rules import SlotsFound
 from service.core.state import Job, State
+from service.core.suspending import YieldDecided
 
 QUEUED, PLACING, STARTING, RUNNING = Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING
+SUSPENDING, SUSPENDED = Phase.SUSPENDING, Phase.SUSPENDED
 RESCALING, RECOVERING, FINISHING, CANCELLING = Phase.RESCALING, Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
 SUCCEEDED, FAILED, CANCELLED = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
 
-LIVE = (QUEUED, PLACING, STARTING, RUNNING, RESCALING, RECOVERING, FINISHING, CANCELLING)
+LIVE = (QUEUED, PLACING, STARTING, RUNNING, RESCALING, SUSPENDING, SUSPENDED, RECOVERING, FINISHING, CANCELLING)
 GANG = (PLACING, STARTING, RUNNING)  # a gang works, or is about to
 MOVING = (*GANG, RESCALING)  # or works until its pause
+LEAVING = (SUSPENDING, CANCELLING)  # works until its pause, or is stopped, and does not come back at once
 STOPPING = (RECOVERING, FINISHING, CANCELLING)
 TERMINAL = (SUCCEEDED, FAILED, CANCELLED)
 
 FREED = (events.GangStopped, events.GangRefused)  # each says that nothing of the attempt holds a slot
-REQUESTS = (events.CancelRequested, events.RestoreRequested, events.RescaleRequested)
+REQUESTS = typing.get_args(events.Request)
 FACTS = (
     events.CheckpointVerified,
     events.CheckpointCheckFailed,
@@ -88,7 +104,7 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     **{(phase, events.StepsCompleted): Rule(rules.stepped, (RUNNING,)) for phase in (PLACING, STARTING)},
     **{(phase, events.StepsCompleted): Rule(rules.stepped) for phase in (RUNNING, RESCALING)},
     **{(phase, events.StepsCompleted): Rule(rules.stepped) for phase in STOPPING},
-    **{(phase, events.StepsRecalled): Rule(rules.recalled) for phase in (PLACING, STARTING, *STOPPING)},
+    **{(phase, events.StepsRecalled): Rule(rules.recalled) for phase in (PLACING, STARTING, SUSPENDING, *STOPPING)},
     **{(phase, events.GangResumed): Rule(rules.resumed) for phase in (PLACING, STARTING)},
     **{(phase, events.GangFinished): Rule(rules.finished, (FINISHING,)) for phase in MOVING},
     **{(phase, events.GangFaulted): Rule(rules.faulted, (RECOVERING, FINISHING)) for phase in MOVING},
@@ -96,15 +112,36 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     **{(phase, events.HealthFound): Rule(rules.health_found, (RECOVERING, FINISHING)) for phase in MOVING},
     **{(phase, events.Ticked): Rule(rules.ticked, (RECOVERING, FINISHING)) for phase in GANG},
     (RUNNING, MoveDecided): Rule(moving.pausing, (RESCALING,)),
+    (RUNNING, events.RestartRequested): Rule(moving.restarting, (RESCALING,)),
     (RESCALING, events.Ticked): Rule(moving.ticked, (FINISHING,)),
     (RESCALING, events.GangPaused): Rule(moving.paused, (FINISHING,)),
-    **{(phase, events.RescaleRequested): Rule(moving.requested) for phase in (QUEUED, RECOVERING, *MOVING)},
+    **{(phase, events.RescaleRequested): Rule(moving.requested)
+       for phase in (QUEUED, RECOVERING, SUSPENDING, SUSPENDED, *MOVING)},
+    (RUNNING, YieldDecided): Rule(suspending.yielding, (SUSPENDING,)),
+    **{(phase, events.SuspendRequested): Rule(suspending.requested, (SUSPENDED,)) for phase in (QUEUED, SUSPENDED)},
+    **{(phase, events.SuspendRequested): Rule(suspending.requested, (SUSPENDING,)) for phase in (*GANG, SUSPENDING)},
+    **{(phase, events.SuspendRequested): Rule(suspending.requested, (SUSPENDING, SUSPENDED))
+       for phase in (RECOVERING, RESCALING)},
+    (SUSPENDING, events.ResumeRequested): Rule(suspending.resumed),
+    (SUSPENDED, events.ResumeRequested): Rule(suspending.resumed, (QUEUED,)),
+    (SUSPENDING, events.StepsCompleted): Rule(rules.stepped),
+    **{(phase, events.GangPaused): Rule(suspending.paused) for phase in LEAVING},
+    **{(phase, events.GangFinished): Rule(rules.finished, (FINISHING,)) for phase in LEAVING},
+    **{(phase, events.GangFaulted): Rule(suspending.faulted) for phase in LEAVING},
+    **{(phase, events.FleetObserved): Rule(suspending.fleet_observed) for phase in LEAVING},
+    **{(phase, events.Ticked): Rule(suspending.ticked) for phase in LEAVING},
+    **{(SUSPENDING, kind): Rule(suspending.freed, (SUSPENDED, QUEUED)) for kind in FREED},
+    (RUNNING, events.SaveRequested): Rule(saving.requested),
+    **{(phase, events.SpecChanged): Rule(rules.changed) for phase in LIVE},
     (QUEUED, events.CancelRequested): Rule(rules.cancelled, (CANCELLED,)),
-    **{(phase, events.CancelRequested): Rule(rules.cancelled, (CANCELLING,)) for phase in GANG},
+    **{(phase, events.CancelRequested): Rule(rules.cancelled, (CANCELLING,)) for phase in (*GANG, CANCELLING)},
     **{(phase, events.CancelRequested): Rule(rules.cancelled, (CANCELLING, CANCELLED))
        for phase in (RECOVERING, RESCALING)},
+    (SUSPENDING, events.CancelRequested): Rule(rules.cancelled, (CANCELLING,)),
+    (SUSPENDED, events.CancelRequested): Rule(rules.cancelled, (CANCELLED,)),
     **{(phase, events.RestoreRequested): Rule(saving.restored, (RECOVERING,)) for phase in MOVING},
-    **{(phase, events.RestoreRequested): Rule(saving.restored) for phase in (QUEUED, RECOVERING)},
+    **{(phase, events.RestoreRequested): Rule(saving.restored)
+       for phase in (QUEUED, RECOVERING, SUSPENDING, SUSPENDED)},
     **{(RECOVERING, kind): Rule(rules.freed) for kind in FREED},
     (RESCALING, events.GangStopped): Rule(rules.freed),
     **{(FINISHING, kind): Rule(rules.freed, (SUCCEEDED, FAILED)) for kind in FREED},
@@ -117,20 +154,31 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     **{(phase, events.StandbysWarm): Rule(rules.warmed) for phase in MOVING},
     **{(phase, events.StragglerFound): Rule(rules.straggled) for phase in (STARTING, RUNNING, RESCALING)},
     (RUNNING, events.StepSkipped): Rule(rules.skipped, (STARTING,)),
-    **{(phase, events.StepSkipped): Rule(rules.skipped) for phase in (PLACING, STARTING, RESCALING, *STOPPING)},
-    **{(phase, events.Evaluated): Rule(rules.evaluated) for phase in (*MOVING, *STOPPING)},
+    **{(phase, events.StepSkipped): Rule(rules.skipped)
+       for phase in (PLACING, STARTING, RESCALING, SUSPENDING, *STOPPING)},
+    **{(phase, events.Evaluated): Rule(rules.evaluated) for phase in (*MOVING, SUSPENDING, *STOPPING)},
 })  # fmt: skip
 
 IGNORED: Mapping[Pair, str] = MappingProxyType({
     **{(phase, events.JobSubmitted): "submitted twice is submitted once" for phase in Phase},
-    **{(phase, events.FleetObserved): "no gang to lose" for phase in Phase if phase not in MOVING},
-    **{(phase, events.HealthFound): "nothing works on the node" for phase in Phase if phase not in MOVING},
-    **{(phase, events.Ticked): "nothing whose progress is awaited" for phase in Phase if phase not in MOVING},
+    **{(phase, events.FleetObserved): "no gang to lose" for phase in Phase if phase not in (*MOVING, *LEAVING)},
+    **{(phase, events.HealthFound): "nothing works on the node, or not for long" for phase in Phase
+       if phase not in MOVING},
+    **{(phase, events.Ticked): "nothing whose progress is awaited" for phase in Phase
+       if phase not in (*MOVING, *LEAVING)},
+    **{(SUSPENDING, kind): "the attempt ends"
+       for kind in (events.GangStarted, events.GangResumed, *ASIDE)},
+    **{(SUSPENDED, kind): "it holds nothing any more" for kind in (events.GangFaulted, *FREED, *ASIDE)},
+    **{(phase, events.ResumeRequested): "it is not suspended" for phase in LIVE
+       if phase not in (SUSPENDING, SUSPENDED)},
+    **{(phase, kind): "no step is under way" for phase in LIVE if phase is not RUNNING
+       for kind in (events.SaveRequested, events.RestartRequested)},
     **{(phase, events.GangStarted): "an adopted gang says it again" for phase in (STARTING, RUNNING, RESCALING)},
     **{(phase, events.StepsRecalled): "the first completed step came after them" for phase in (RUNNING, RESCALING)},
     **{(phase, events.GangResumed): "the first completed step has told it" for phase in (RUNNING, RESCALING)},
-    **{(phase, events.GangPaused): "it is stopped already, for another reason" for phase in STOPPING},
-    **{(phase, kind): "the attempt is being stopped" for phase in STOPPING for kind in LATE},
+    **{(phase, events.GangPaused): "it is stopped already, for another reason" for phase in (RECOVERING, FINISHING)},
+    **{(phase, kind): "the attempt is being stopped" for phase in STOPPING for kind in LATE
+       if (phase, kind) not in TABLE},
     **{(QUEUED, kind): "the attempt was refused; who stood by is ended" for kind in ASIDE},
     (PLACING, events.StragglerFound): "it makes no steps yet",
     (QUEUED, events.GangFaulted): "the attempt was refused; nothing is left to break",
@@ -138,8 +186,8 @@ IGNORED: Mapping[Pair, str] = MappingProxyType({
     (QUEUED, events.GangRefused): "refused twice is refused once",
     (FINISHING, events.CancelRequested): "too late: the outcome is known",
     **{(phase, kind): "too late: the job ends"
-       for phase in (FINISHING, CANCELLING) for kind in (events.RestoreRequested, events.RescaleRequested)},
-    (CANCELLING, events.CancelRequested): "cancelled twice is cancelled once",
+       for phase in (FINISHING, CANCELLING)
+       for kind in (events.RestoreRequested, events.RescaleRequested, events.SuspendRequested)},
     **{(phase, kind): "the job is over and holds nothing"
        for phase in TERMINAL for kind in (*REQUESTS, *typing.get_args(events.GangEvent))},
 })  # fmt: skip
@@ -150,12 +198,14 @@ def decide(state: State, event: events.Event, limits: Limits = liveness.DEFAULT)
     turn = _Turn(state, event.at, limits)
     if isinstance(event, events.FleetObserved):
         event = turn.observe(event)
+    if isinstance(event, events.SharesObserved):
+        turn.queues, turn.quotas = event.queues, event.quotas
     if isinstance(event, events.FleetObserved | events.Ticked):
         for job in sorted(state.jobs.values(), key=lambda job: job.seq):
             turn.tell(job, event)
     elif isinstance(event, events.NodeEvent):
         turn.examine(event)
-    else:
+    elif not isinstance(event, events.SharesObserved):
         _address(turn, event)
     scheduling.run(turn, event)
     return turn.decision()
@@ -167,10 +217,11 @@ class _Turn:
     def __init__(self, state: State, at: float, limits: Limits) -> None:
         self.jobs, self.fleet, self.at, self.limits = dict(state.jobs), state.fleet, at, limits
         self.health, self.since = state.health, state.since
+        self.queues, self.quotas = state.queues, state.quotas
         self.commands: list[Command] = []
         self.records: list[Record] = []
 
-    def tell(self, job: Job | None, event: events.Event | SlotsFound | MoveDecided) -> None:
+    def tell(self, job: Job | None, event: events.Event | SlotsFound | MoveDecided | YieldDecided) -> None:
         pair = (job.phase if job else None, type(event))
         rule = TABLE.get(pair)
         if rule is not None:
@@ -185,7 +236,7 @@ class _Turn:
             )
 
     def take(self, outcome: Outcome) -> None:
-        self.jobs[outcome.job.uid] = outcome.job
+        self.jobs[outcome.job.uid] = conditions.counted(self.jobs.get(outcome.job.uid), outcome.job, self.at)
         self.commands += outcome.commands
         self.records += outcome.records
 
@@ -221,7 +272,7 @@ class _Turn:
             self.health = health.refused(self.health, event.node, self.at, self.limits)
 
     def decision(self) -> Decision:
-        state = State(MappingProxyType(self.jobs), self.fleet, self.health, self.since)
+        state = State(MappingProxyType(self.jobs), self.fleet, self.health, self.since, self.queues, self.quotas)
         return Decision(state, tuple(self.commands), tuple(self.records))
 
 

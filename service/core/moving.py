@@ -41,6 +41,10 @@ def pausing(job: Job, event: MoveDecided, limits: Limits) -> Outcome:
     return move(job, Phase.RESCALING, "JobPausing", event.reason, event.at, (order,), {"kind": event.kind}, pause=pause)
 
 
+def restarting(job: Job, event: events.RestartRequested, limits: Limits) -> Outcome:
+    return pausing(job, MoveDecided(job.uid, "restart", "is started again by request", event.at), limits)
+
+
 def paused(job: Job, event: events.GangPaused, limits: Limits) -> Outcome:
     if job.stopping or job.placement is None:
         return Outcome(job)
@@ -111,7 +115,8 @@ def _left(job: Job, at: float, how: str) -> Outcome:
 
 
 def _stopped(job: Job, incident: Incident, phase: Phase, ending: Phase | None, at: float) -> Outcome:
-    commands, changes = stop(job, incident.action, keep=ending is None)
+    keep = ending is None and incident.kind != "yielded"
+    commands, changes = stop(job, incident.action, keep)
     data = incidents.told(incident)
     opened = (*job.incidents, incident)
     return move(

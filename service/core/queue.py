@@ -1,13 +1,13 @@
-"""Who is next and why the others wait: jobs that had a gang first, then by submission, never past the head.
+"""Who is next and why the others wait: by the priority of the queue, then of the job; of equals those that had a gang
+first, then by submission.
 
-Knows no layout and no topology: it counts slots. A job that can't be placed holds up all behind it, so that
-a large job is not starved by small ones, and a broken one finds its slots again.
+Knows no layout and no topology: it counts slots. Of the jobs of a project no more run than its quota allows.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 
 from service.contracts.cluster import Fleet
 from service.contracts.job import Phase
@@ -16,11 +16,45 @@ from service.core.state import Job
 NAMED_HOLDERS = 3
 WAITING = (Phase.QUEUED, Phase.RECOVERING, Phase.RESCALING)
 
+Queues = Mapping[str, int]  # name -> priority; one that is not there has 0
 
-def order(jobs: Iterable[Job]) -> list[Job]:
+
+def order(jobs: Iterable[Job], queues: Queues) -> list[Job]:
     """The jobs that want a gang, next first. Those whose old gang still stops, or pauses, keep their place."""
-    waiting = (job for job in jobs if job.phase in WAITING)
-    return sorted(waiting, key=lambda job: (job.phase is Phase.QUEUED, job.seq))
+    return sorted((job for job in jobs if job.phase in WAITING), key=lambda job: place(job, queues))
+
+
+def place(job: Job, queues: Queues) -> tuple[int, int, bool, int]:
+    """In the order of all jobs: the least comes first."""
+    queue, own = priority(job, queues)
+    return -queue, -own, job.phase is Phase.QUEUED, job.seq
+
+
+def first(one: Job, other: Job, queues: Queues) -> bool:
+    """Whether `one` comes before `other`, whatever each does now."""
+    return (priority(other, queues), one.seq) < (priority(one, queues), other.seq)
+
+
+def priority(job: Job, queues: Queues) -> tuple[int, int]:
+    """Of its queue, and its own."""
+    return queues.get(job.spec.queue, 0), job.spec.priority
+
+
+def allowance(job: Job, jobs: Iterable[Job], quotas: Mapping[str, int]) -> int | None:
+    """Slots that the job may hold beside all others of its project; None: as many as it likes."""
+    quota = quotas.get(job.project)
+    if quota is None:
+        return None
+    return quota - sum(len(other.held) for other in jobs if other.project == job.project and other.uid != job.uid)
+
+
+def over_quota(job: Job, allowed: int, quotas: Mapping[str, int]) -> str:
+    """Why its project's quota holds the job back."""
+    need, quota = job.wanted_slots or job.spec.resources.slots, quotas[job.project]
+    whole = f"of the {quota} that the quota of project {job.project} allows"
+    if need > quota:
+        return f"needs {need} slots, more than {whole.removeprefix('of ')}"
+    return f"needs {need} slots; {quota - allowed} {whole} are held by its other jobs"
 
 
 def taken(jobs: Iterable[Job]) -> set[tuple[str, int]]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.contracts import events
-from service.contracts.job import Phase
-from service.core import incidents, liveness, progress, recovery, saving, spares
+from service.contracts.job import JobSpec, Phase
+from service.core import incidents, liveness, progress, recovery, saving, spares, suspending
 from service.core.commands import Command, InspectGang, RaiseStandbys, Record, ReleaseGang, StartGang
 from service.core.goodput import goodput
 from service.core.liveness import Limits
@@ -21,6 +21,8 @@ from workers.spec import ParallelLayout
 
 REFUSED_BACKOFF_MAX_S = 60.0
 NAMED_NODES = 4
+
+PAUSED = (Phase.RESCALING, Phase.SUSPENDING, Phase.CANCELLING)  # phases of a gang that was told to end after a step
 
 SKIPPED: Mapping[str, str] = {
     "skip": "leaves out the samples of step {step} and goes on with the next ones",
@@ -38,10 +40,11 @@ class SlotsFound:
     placement: Placement
     why: str
     at: float
+    backfilled: bool = False  # another that comes first waits
 
 
 def submitted(_: None, event: events.JobSubmitted, limits: Limits) -> Outcome:
-    job = Job(uid=event.uid, seq=event.seq, spec=event.spec, submitted_at=event.at, phase_since=event.at)
+    job = Job(event.uid, event.seq, event.spec, event.at, phase_since=event.at, project=event.project)
     reason = f"submitted, wants {event.spec.resources.slots} {event.spec.resources.device} slots"
     return move(job, Phase.QUEUED, "JobQueued", reason, event.at)
 
@@ -64,6 +67,9 @@ def placed(job: Job, event: SlotsFound, limits: Limits) -> Outcome:
         kept=None,
         unraised=False,
         rescale=None,
+        position=None,
+        backfilled=event.backfilled,
+        stale=False,
         resumed_step=None,
         resumed_manifest=None,
         progress_at=event.at,
@@ -223,6 +229,10 @@ def freed(job: Job, event: events.GangStopped | events.GangRefused, limits: Limi
 def cancelled(job: Job, event: events.CancelRequested, limits: Limits) -> Outcome:
     if job.placement is None:
         return _ended(job, Phase.CANCELLED, event.at)
+    if event.graceful and job.phase is Phase.RUNNING:
+        return suspending.ending(job, "cancel requested", Phase.CANCELLING, Phase.CANCELLED, event.at, limits)
+    if job.phase is Phase.CANCELLING and (event.graceful or job.stopping):
+        return Outcome(job)
     reason = f"cancel requested after step {job.step}; waits until its {len(_slots(job))} slots are free"
     commands, changes = stop(job, reason, keep=False)
     return move(
@@ -254,6 +264,17 @@ def evaluated(job: Job, event: events.Evaluated, limits: Limits) -> Outcome:
     return Outcome(progress.evaluated(job, event.step, event.loss, event.at), (), (line,))
 
 
+def changed(job: Job, event: events.SpecChanged, limits: Limits) -> Outcome:
+    """What ranks were told of how they save, a gang at work hears by being started again."""
+    if event.generation <= job.generation:
+        return Outcome(job)
+    stale = job.stale or (job.placement is not None and _told(job.spec) != _told(event.spec))
+    names = [name for name in type(job.spec).model_fields if getattr(job.spec, name) != getattr(event.spec, name)]
+    after = dataclasses.replace(job, spec=event.spec, generation=event.generation, stale=stale)
+    reason = f"{' and '.join(names) or 'nothing'} changed by request; generation {event.generation} of its spec"
+    return Outcome(after, (), (record(after, "SpecChanged", reason, event.at, {"generation": event.generation}),))
+
+
 def waiting(job: Job, reason: str, at: float) -> Outcome:
     """Why the job still has no gang; said once, until it changes."""
     if reason == job.reason:
@@ -279,7 +300,12 @@ def backed(job: Job, placement: Placement, why: str, at: float) -> Outcome:
 
 def _leaves(job: Job) -> bool:
     """Whether a gang that moves has ended, or is ended: what is said of it now is no fault."""
-    return job.phase is Phase.RESCALING and (job.stopping or job.placement is None)
+    return job.phase in PAUSED and (job.stopping or job.placement is None)
+
+
+def _told(spec: JobSpec) -> tuple[object, ...]:
+    """What of its checkpoints a rank is told."""
+    return spec.checkpoint.every_steps, spec.checkpoint.snapshot_every
 
 
 def _node_lost(name: str, step: int, announced: bool) -> events.Fault:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from service.contracts import events
 from service.contracts.job import Phase
 from service.core import checkpoints, incidents
-from service.core.commands import Record
+from service.core.commands import Record, SaveGang
 from service.core.liveness import Limits
 from service.core.outcome import Outcome, move, record, stop
 from service.core.state import Job, Restored
@@ -46,7 +46,7 @@ def restored(job: Job, event: events.RestoreRequested, limits: Limits) -> Outcom
     )
     moved = move(
         after,
-        Phase.QUEUED if job.phase is Phase.QUEUED else Phase.RECOVERING,
+        job.phase if job.phase in (Phase.QUEUED, Phase.SUSPENDING, Phase.SUSPENDED) else Phase.RECOVERING,
         "RestoreRequested",
         reason,
         event.at,
@@ -59,6 +59,12 @@ def restored(job: Job, event: events.RestoreRequested, limits: Limits) -> Outcom
         undone = _undone(after, manifest, event.at)
         after, told = undone.job, [*told, *undone.records]
     return Outcome(after, moved.commands, tuple(told))
+
+
+def requested(job: Job, event: events.SaveRequested, limits: Limits) -> Outcome:
+    reason = f"a checkpoint after step {job.step} is asked for"
+    line = record(job, "CheckpointRequested", reason, event.at)
+    return Outcome(job, (SaveGang(job.uid, job.attempt),), (line,))
 
 
 def published(job: Job, event: events.CheckpointPublished, limits: Limits) -> Outcome:

@@ -2,14 +2,16 @@
 
 Slots go in the order of `queue`. A job that can't have all it wants, and may be smaller, is. What no rank stands on,
 spares and what is left of a gang that lost a node, gives way to a job that could run with it; a broken job may always
-go back to what is kept of it, which takes nothing from anyone. The first job that is short of slots holds up the
-others, and gives up what is kept of it, so that nothing is half held; one that no free fleet of this size could hold
-lets the others go first after a while. Then gangs leave nodes that are to be left, change their size, and get their
-spares and standbys.
+go back to what is kept of it, which takes nothing from anyone. The first job that is short of slots gives up what is
+kept of it, so that nothing is half held, and has those give way that come after it: by `preemption` such of lower
+priority, and such as fill in. Jobs behind it fill in on slots that it can't use yet: a pause costs seconds, so that
+they yield when it can, and it never waits for them to end. Then gangs leave nodes that are to be left, change their
+size, and get their spares and standbys.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -17,7 +19,7 @@ from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.errors import PlacementRefused
 from service.contracts.job import Phase
-from service.core import elastic, health, moving, queue, rules, spares, sticky
+from service.core import elastic, health, moving, preemption, queue, rules, spares, sticky
 from service.core.elastic import Fit
 from service.core.health import Health
 from service.core.liveness import Limits
@@ -25,6 +27,7 @@ from service.core.moving import MoveDecided
 from service.core.outcome import Outcome
 from service.core.rules import SlotsFound
 from service.core.state import Job, MoveKind, Placement, Taken
+from service.core.suspending import YieldDecided
 
 NAMED_NODES = 3
 MORE = "more is free"
@@ -38,7 +41,10 @@ CHATTER = (
     events.GangStarted,
     events.GangResumed,
 )
-"""After these no slot is freer than before: sizes and spares are not looked at anew, but for a gang that begins."""
+"""After these no slot is freer than before: nothing is looked at anew, but for a gang that begins."""
+
+FILLS = 32
+"""Jobs behind the head of which it is looked in one pass whether they could fill in."""
 
 
 class Turn(Protocol):
@@ -48,51 +54,110 @@ class Turn(Protocol):
     fleet: Fleet
     health: Health
     since: Mapping[str, float]
+    queues: Mapping[str, int]
+    quotas: Mapping[str, int]
     at: float
     limits: Limits
 
-    def tell(self, job: Job, event: SlotsFound | MoveDecided) -> None: ...
+    def tell(self, job: Job, event: SlotsFound | MoveDecided | YieldDecided) -> None: ...
 
     def take(self, outcome: Outcome) -> None: ...
 
 
 def run(turn: Turn, event: Any) -> None:
     fresh = any(job.unraised for job in turn.jobs.values())
-    if isinstance(event, CHATTER) and not fresh and not any(job.phase in queue.WAITING for job in turn.jobs.values()):
+    if isinstance(event, CHATTER) and not fresh:
         return
     usable = health.usable(turn.fleet, turn.health, turn.at)
     barred = health.barred(turn.fleet, turn.health)
-    waits = _place(turn, usable, barred)
+    head = _place(turn, usable, barred)
     going = [job for job in turn.jobs.values() if job.phase is Phase.RUNNING]
-    if not isinstance(event, CHATTER) or fresh:
-        for job in sorted(going, key=lambda job: job.seq):
-            if not _leaves(turn, job) and not _resizes(turn, job, usable, barred, waits):
-                _backs(turn, job, usable, barred, waits)
+    for job in sorted(going, key=lambda job: job.seq):
+        if not _leaves(turn, job) and not _resizes(turn, job, usable, barred, head):
+            _backs(turn, job, usable, barred, head is not None)
 
 
-def _place(turn: Turn, usable: Fleet, barred: Taken) -> bool:
-    """Offer free slots in order; whether anyone who could be placed is left without."""
+def _place(turn: Turn, usable: Fleet, barred: Taken) -> Job | None:
+    """Offer free slots in order. The first job that is left without, though it might run."""
     head: Job | None = None
     short = False  # the head is: it does not only stop or back off
-    for uid in [job.uid for job in queue.order(turn.jobs.values())]:
-        job = turn.jobs[uid]
+    fills, ahead = FILLS, 0
+    for uid in [job.uid for job in queue.order(turn.jobs.values(), turn.queues)]:
+        job = turn.jobs[uid] = _at(turn.jobs[uid], ahead + 1)
+        allowed = _allowed(turn, job)
         if job.placement is not None or turn.at < job.not_before:
             head = head or job  # its reason says so already
-        elif head is not None:
-            if not _goes_back(turn, job, usable, barred):
-                behind = queue.behind(head)
-                if short:
-                    turn.take(moving.released(job, behind, turn.at))
-                turn.take(rules.waiting(turn.jobs[uid], behind, turn.at))
-        elif refusal := _offer(turn, job, usable, barred):
-            turn.take(moving.released(job, refusal, turn.at))
-            alone = not any(other.held for other in turn.jobs.values() if other.uid != uid)
-            possible = not alone and _possible(job, usable, barred)
-            more = "" if possible else "; it would not fit if all were free"
-            turn.take(rules.waiting(turn.jobs[uid], refusal + more, turn.at))
-            if possible or turn.at - job.phase_since < turn.limits.infeasible_s:
+        elif allowed is not None and allowed < elastic.least(job):  # no one waits for that
+            _waits(turn, job, queue.over_quota(job, allowed, turn.quotas))
+        elif head is None:
+            if refusal := _offer(turn, job, usable, barred):
+                possible = _possible(job, usable, barred)
+                _waits(turn, job, refusal if possible else f"{refusal}; it would not fit if all were free")
                 head, short = turn.jobs[uid], True
-    return head is not None
+                fills = 0 if possible and (_changing(turn) or _preempts(turn, head, usable, barred)) else fills
+        elif not _goes_back(turn, job, usable, barred):
+            looks = short and fills > 0 and _free(job, usable, _held(turn, job) | barred) >= elastic.least(job)
+            fills -= looks
+            if not looks or not _fills(turn, job, head, usable, barred):
+                _behind(turn, job, head, short)
+        ahead += turn.jobs[uid].phase in queue.WAITING
+    return head
+
+
+def _behind(turn: Turn, job: Job, head: Job, short: bool) -> None:
+    behind = queue.behind(head)
+    if short:
+        turn.take(moving.released(job, behind, turn.at))
+    turn.take(rules.waiting(turn.jobs[job.uid], behind, turn.at))
+
+
+def _at(job: Job, position: int) -> Job:
+    return job if job.position == position or job.placement else dataclasses.replace(job, position=position)
+
+
+def _waits(turn: Turn, job: Job, reason: str) -> None:
+    """It gives up what is kept of it, so that nothing is half held."""
+    turn.take(moving.released(job, reason, turn.at))
+    turn.take(rules.waiting(turn.jobs[job.uid], reason, turn.at))
+
+
+def _changing(turn: Turn) -> bool:
+    """Whether some gang is about to give slots back: until then nobody fills in, and nobody more has to yield."""
+    return any(job.placement is not None and (job.stopping or job.pause is not None) for job in turn.jobs.values())
+
+
+def _preempts(turn: Turn, head: Job, usable: Fleet, barred: Taken) -> bool:
+    """Have others give way to the head, where that makes room for it."""
+    chosen, smaller = preemption.victims(head, turn.jobs.values(), turn.queues, usable, barred)
+    for job in chosen:
+        own, first = (queue.priority(one, turn.queues) for one in (job, head))
+        why = f"of priority {first[0] or first[1]}" if own < first else "which it only filled in for"
+        if smaller:
+            reason = f"goes on with fewer slots: {head.uid} needs them, {why}"
+            turn.tell(job, MoveDecided(job.uid, "yielded", reason, turn.at))
+        else:
+            reason = f"preempted: {head.uid} needs its slots, {why}"
+            turn.tell(job, YieldDecided(job.uid, reason, turn.at))
+    return bool(chosen)
+
+
+def _fills(turn: Turn, job: Job, head: Job, usable: Fleet, barred: Taken) -> bool:
+    """Let it run on what the head can't have yet. It yields as soon as the head could have it."""
+    found = preemption.fit(job, usable, _held(turn, job) | barred, _allowed(turn, job))
+    if found is None:
+        return False
+    why = f"{found.why}; fills in while {head.uid} waits"
+    turn.tell(job, SlotsFound(job.uid, found.layout, found.placement, why, turn.at, backfilled=True))
+    return True
+
+
+def _held(turn: Turn, job: Job) -> set[tuple[str, int]]:
+    """Slots of all others."""
+    return queue.taken(other for other in turn.jobs.values() if other.uid != job.uid)
+
+
+def _allowed(turn: Turn, job: Job) -> int | None:
+    return queue.allowance(job, turn.jobs.values(), turn.quotas)
 
 
 def _goes_back(turn: Turn, job: Job, usable: Fleet, barred: Taken) -> bool:
@@ -112,9 +177,11 @@ def _offer(turn: Turn, job: Job, usable: Fleet, barred: Taken) -> str | None:
     others = [other for other in turn.jobs.values() if other.uid != job.uid]
     alive = {node.id for node in usable.nodes}
     taken, firm = queue.taken(others) | barred, queue.firm(others, alive) | barred
-    refusal = ""
+    least, wants, allowed = elastic.least(job), elastic.slots(job), _allowed(turn, job)
+    within = allowed is None or wants <= allowed
+    refusal = "" if within or allowed is None else queue.over_quota(job, allowed, turn.quotas)
     for held in (taken, firm) if len(firm) < len(taken) else (taken,):
-        if _free(job, usable, held) < elastic.slots(job):
+        if not within or _free(job, usable, held) < wants:
             continue
         try:
             fit = elastic.wanted(job, usable, held)
@@ -125,10 +192,10 @@ def _offer(turn: Turn, job: Job, usable: Fleet, barred: Taken) -> str | None:
             return None
     bars = health.sentence(turn.fleet, turn.health, turn.at, job.spec.resources.device)
     refusal = (queue.shortage(job, turn.jobs.values(), usable, barred) or refusal or "too few slots are free") + bars
-    least, wants = elastic.least(job), elastic.slots(job)
     if least < wants:
         why = _lost(job) or refusal
-        if smaller := elastic.largest(job, usable, firm, least - 1, wants, why):
+        below = wants if within or allowed is None else allowed + 1
+        if smaller := elastic.largest(job, usable, firm, least - 1, below, why):
             _take(turn, job, smaller)
             return None
         refusal += f"; {least} would do, and do not fit"
@@ -194,17 +261,20 @@ def _leaves(turn: Turn, job: Job) -> bool:
     return False
 
 
-def _resizes(turn: Turn, job: Job, usable: Fleet, barred: Taken, waits: bool) -> bool:
-    """Another size by request; or a larger one, where there is room and it pays."""
+def _resizes(turn: Turn, job: Job, usable: Fleet, barred: Taken, head: Job | None) -> bool:
+    """A new start, where its spec changed; another size by request; a larger one, where there is room and it pays."""
     if job.layout is None or job.placement is None:
         return False
-    others = [other for other in turn.jobs.values() if other.uid != job.uid]
+    if job.stale:
+        reason = "is started again, to go on as its spec says now"
+        turn.tell(job, MoveDecided(job.uid, "restart", reason, turn.at))
+        return True
+    taken = _held(turn, job) | barred
     if job.rescale is not None:
-        return _meets(turn, job, usable, queue.taken(others) | barred)
-    goal = elastic.slots(job) if waits else elastic.most(job)
+        return _meets(turn, job, usable, taken)
+    goal = _goal(turn, job, head)
     if job.spec.resources.elastic is None or job.layout.world >= goal:
         return False
-    taken = queue.taken(others) | barred
     enough = job.layout.world + job.layout.pp * job.layout.tp
     if _free(job, usable, taken) < enough:
         return False
@@ -225,6 +295,18 @@ def _resizes(turn: Turn, job: Job, usable: Fleet, barred: Taken, waits: bool) ->
     )
     turn.tell(job, MoveDecided(job.uid, "rescale", reason, turn.at))
     return True
+
+
+def _goal(turn: Turn, job: Job, head: Job | None) -> int:
+    """Slots that it may grow to: not past the first that waits, nor past its quota."""
+    if head is None:
+        goal = elastic.most(job)
+    elif job.backfilled or queue.first(head, job, turn.queues):
+        return 0
+    else:
+        goal = elastic.slots(job)
+    allowed = _allowed(turn, job)
+    return goal if allowed is None or job.placement is None else min(goal, allowed - len(job.placement.spares))
 
 
 def _larger(job: Job, calm: Fleet, taken: Taken, goal: int) -> Fit | None:
@@ -261,7 +343,8 @@ def _backs(turn: Turn, job: Job, usable: Fleet, barred: Taken, waits: bool) -> N
     assert job.placement is not None
     after: Placement = spares.left(job.placement, usable)
     if spares.short(job, after) > 0 and not waits:
-        others = queue.taken(other for other in turn.jobs.values() if other.uid != job.uid)
-        after = spares.filled(job, after, usable, others | barred)
+        filled = spares.filled(job, after, usable, _held(turn, job) | barred)
+        allowed = _allowed(turn, job)
+        after = filled if allowed is None or len(filled.held) <= allowed else after
     if after != job.placement or job.unraised:
         turn.take(rules.backed(job, after, "", turn.at))

@@ -45,7 +45,7 @@ class Placement:
         return self.slots + self.spares
 
 
-MoveKind = Literal["rescale", "drain", "preempted"]
+MoveKind = Literal["rescale", "drain", "preempted", "yielded", "restart"]
 Tier = Literal["memory", "storage", "seed"]
 
 
@@ -53,10 +53,11 @@ Tier = Literal["memory", "storage", "seed"]
 class Pause:
     """Why a gang at work is to end after a step, and until when it has time for that."""
 
-    kind: MoveKind
+    kind: MoveKind | Literal["suspended"]
     reason: str
     until: float
     node: str | None = None  # that is to be left
+    durable: bool = False  # its state goes to storage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,10 +69,11 @@ class Spent:
     start_s: float = 0.0
     load_s: float = 0.0
     first_step_s: float = 0.0
+    suspended_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.stop_s + self.place_s + self.start_s + self.load_s + self.first_step_s
+        return self.stop_s + self.place_s + self.start_s + self.load_s + self.first_step_s + self.suspended_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,6 +114,15 @@ class Restored:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Condition:
+    type: str
+    status: bool
+    reason: str  # one word
+    message: str
+    at: float  # since when the status is so
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """One job: what was asked, where it is, what it has done and what it holds."""
 
@@ -122,6 +133,8 @@ class Job:
     phase: Phase = Phase.QUEUED
     reason: str = ""
     phase_since: float = 0.0
+    project: str = "default"
+    generation: int = 1  # of the spec
 
     attempt: int = 0  # the newest; numbers only grow
     layout: ParallelLayout | None = None
@@ -134,9 +147,13 @@ class Job:
     watched_at: float = 0.0  # since when somebody listens to the gang: what it did before is told late
     inspected_at: float = 0.0  # when it was last looked who a gang without progress waits for
     unraised: bool = False  # the attempt makes steps and has no standbys yet
+    stale: bool = False  # the attempt was told what its spec does not say any more
     wanted_slots: int | None = None  # by the newest request; None: as the spec has it
     wanted_layout: ParallelLayout | None = None
     rescale: str | None = None  # a request that is not met yet: what was last said of it
+    suspend: bool = False  # it is to hold nothing, by request
+    position: int | None = None  # in the queue, from 1, while it waits
+    backfilled: bool = False  # it was placed while another waited that comes before it
     ending: Phase | None = None  # terminal phase to enter once the slots are free
     not_before: float = 0.0  # back-off: no new attempt earlier
     refusals: int = 0  # in a row, since a gang last started
@@ -170,6 +187,7 @@ class Job:
     incidents: tuple[Incident, ...] = ()
     charges: tuple[tuple[Cause, float], ...] = ()  # (cause, when), for the budgets
     ended_at: float | None = None
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def holds_slots(self) -> bool:
@@ -190,3 +208,5 @@ class State:
     fleet: Fleet = dataclasses.field(default_factory=Fleet)
     health: Mapping[str, NodeHealth] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # by name
     since: Mapping[str, float] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # node id -> when
+    queues: Mapping[str, int] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # name -> priority
+    quotas: Mapping[str, int] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # project -> slots

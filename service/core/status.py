@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from service.contracts.job import Phase
-from service.contracts.status import IncidentView, JobStatus, Progress, RankPlace
+from service.contracts.status import ConditionView, ExitView, IncidentView, JobStatus, Progress, RankPlace
+from service.core import queue
 from service.core.state import Incident, Job
+
+SIGNAL = re.compile(r"\bsignal (\d+)")
 
 
 def status(job: Job) -> JobStatus:
     """All that does not depend on the clock."""
     slots = job.placement.slots if job.placement else ()
     return JobStatus(
+        observed_generation=job.generation,
+        conditions=tuple(ConditionView(**dataclasses.asdict(one)) for one in job.conditions),
+        position=job.position if job.placement is None and job.phase in queue.WAITING else None,
+        exit=_exit(job),
         attempt=job.attempt,
         layout=job.layout,
         progress=_progress(job),
@@ -43,6 +51,24 @@ def _progress(job: Job) -> Progress:
         eval_step=job.eval_step,
         tokens_per_s=job.tokens_per_s,
         eta_s=max(0, job.spec.train.steps - job.step) * (job.step_s or 0.0) if running else None,
+    )
+
+
+def _exit(job: Job) -> ExitView | None:
+    if job.phase is not Phase.FAILED or not job.incidents:
+        return None
+    last = job.incidents[-1]
+    root = last.faults[0] if last.faults else None
+    signal = SIGNAL.search(last.message)
+    return ExitView(
+        kind=last.kind,
+        message=last.message,
+        rank=last.rank,
+        node=last.node,
+        step=last.step,
+        out_of_memory=last.kind == "out_of_memory",
+        signal=int(signal[1]) if signal else None,
+        traceback=root.traceback if root else "",
     )
 
 

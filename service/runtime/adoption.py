@@ -73,7 +73,7 @@ def _take_up(job: Job, found: Adopted, epoch: int, hands: Hands, now: float) -> 
     if job.phase is Phase.RUNNING and job.spec.resources.standbys and job.layout and job.placement:
         hands.do(RaiseStandbys(job.uid, job.attempt, job.layout, job.placement), job, NOWHERE)
     if job.pause is not None:
-        hands.do(PauseGang(job.uid, job.attempt, job.pause.reason), job, NOWHERE)
+        hands.do(PauseGang(job.uid, job.attempt, job.pause.reason, job.pause.durable), job, NOWHERE)
     if not missing:
         message = f"a new controller (epoch {epoch}) found all {len(slots)} ranks of attempt {job.attempt} at work"
         found.records.append(Record(job.uid, "GangAdopted", message, now, {"attempt": job.attempt, "epoch": epoch}))

@@ -150,10 +150,15 @@ class Gang:
             if node in self.agents:
                 self.agents[node].stand_by.remote(order.epoch, standbys)
 
-    def pause(self, epoch: int) -> None:
-        """All ranks are to end after the step under way."""
+    def pause(self, epoch: int, durable: bool) -> None:
+        """All ranks are to end after the step under way; `durable`: with its state in storage."""
         for agent in self.agents.values():
-            agent.pause.remote(epoch)
+            agent.pause.remote(epoch, durable)
+
+    def save(self, epoch: int) -> None:
+        """All ranks are to write the step under way to storage."""
+        for agent in self.agents.values():
+            agent.save.remote(epoch)
 
     def inspect(self, epoch: int) -> list[Look]:
         """Where every rank stands, as far as its agent answers soon."""

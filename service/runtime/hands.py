@@ -19,8 +19,18 @@ import ray
 from service.contracts import events
 from service.contracts.cluster import Fleet, Node
 from service.contracts.errors import ClusterError, Fenced
+from service.contracts.job import Phase
 from service.core import liveness
-from service.core.commands import Command, InspectGang, PauseGang, RaiseStandbys, ReleaseGang, StartGang, StopGang
+from service.core.commands import (
+    Command,
+    InspectGang,
+    PauseGang,
+    RaiseStandbys,
+    ReleaseGang,
+    SaveGang,
+    StartGang,
+    StopGang,
+)
 from service.core.state import Job, Restored
 from service.runtime import gang, holds, named, recall, stacks
 from service.runtime.ear import AgentGone, Complete
@@ -73,11 +83,14 @@ class Hands:
                 if job.checkpoint is not None:  # no late publication removes what is loaded next
                     self.loading[job.uid] = (job.checkpoint,)
                 gone = _gone(job, fleet)
-                self.stop(command.uid, command.attempt, last=job.ending is not None, keep=command.keep, gone=gone)
+                last = job.ending is not None or stored(job)
+                self.stop(command.uid, command.attempt, last=last, keep=command.keep, gone=gone)
             case ReleaseGang():
                 self.lanes.submit(job.uid, partial(self._let_go, job.uid, job.phase.terminal))
             case PauseGang():
-                self.lanes.submit(job.uid, partial(self._pause, job.uid))
+                self.lanes.submit(job.uid, partial(self._pause, job.uid, command.durable))
+            case SaveGang():
+                self.lanes.submit(job.uid, partial(self._save, job.uid))
             case InspectGang():
                 self.asides.submit(self._inspect, command, job)
             case RaiseStandbys():
@@ -189,8 +202,11 @@ class Hands:
         fault = events.Fault("hang", message, rank, node, job.step, stacks.text(looks, odd))
         self._tell(events.GangFaulted(command.uid, command.attempt, (fault,), time.time()))
 
-    def _pause(self, uid: str) -> None:
-        self._gang(uid).pause(self.epoch)
+    def _pause(self, uid: str, durable: bool) -> None:
+        self._gang(uid).pause(self.epoch, durable)
+
+    def _save(self, uid: str) -> None:
+        self._gang(uid).save(self.epoch)
 
     def _stop(self, uid: str, attempt: int, last: bool, keep: bool, gone: Collection[str]) -> None:
         self._free(uid, keep, gone)
@@ -319,6 +335,11 @@ class Hands:
     def _tell(self, event: events.Event | AgentGone) -> None:
         if not self.over.is_set():
             self.inbox.put(event)
+
+
+def stored(job: Job) -> bool:
+    """Whether a job that is suspended needs nothing of what is in memory any more."""
+    return job.phase is Phase.SUSPENDING and job.checkpoint_step is not None and job.checkpoint_step >= job.step
 
 
 def resumable(

@@ -188,11 +188,17 @@ class NodeAgent:
         ray.get(taken)
         self._tell_standbys()
 
-    def pause(self, epoch: int) -> None:
-        """Every rank of this node is to end after the step under way."""
+    def pause(self, epoch: int, durable: bool) -> None:
+        """Every rank of this node is to end after the step under way; `durable`: with its state in storage."""
         self._obey(epoch)
         for member in self.crew.at_work().values():
-            member.actor.pause.remote()
+            member.actor.pause.remote(durable)
+
+    def save(self, epoch: int) -> None:
+        """Every rank of this node is to write the step under way to storage."""
+        self._obey(epoch)
+        for member in self.crew.at_work().values():
+            member.actor.save.remote()
 
     def inspect(self, epoch: int) -> list[Look]:
         """Where every rank of this node stands."""

@@ -40,6 +40,7 @@ from workers.reports import (
     StepSkipped,
 )
 from workers.spec import Assignment, RunSpec
+from workers.wishes import Wishes
 
 ASIDE = 2  # niceness of who stands by
 
@@ -53,7 +54,7 @@ class Rank:
         if aside:
             processes.give_way(ASIDE)
         self.warmed: tuple[RunSpec, int] | None = None  # for which rank of which run
-        self.pausing = threading.Event()
+        self.wishes = Wishes()
         self.known = 0  # the last step of which what it said is in the store
         self.work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         ray.get(agent.enlist.remote(slot, os.getpid(), ray.get_runtime_context().current_actor))
@@ -76,9 +77,13 @@ class Rank:
         """Get ready to be this rank of this run. Answers at once; what was warmed before for another, is for this."""
         self.work.put(partial(self._warm, run, rank))
 
-    def pause(self) -> None:
-        """End after the step under way."""
-        self.pausing.set()
+    def pause(self, durable: bool) -> None:
+        """End after the step under way; `durable`: with its state in storage."""
+        self.wishes.pause(durable)
+
+    def save(self) -> None:
+        """Write the state of the step under way to storage."""
+        self.wishes.save()
 
     def heard(self, step: int) -> None:
         """What it said of steps up to this one is known for good."""
@@ -142,7 +147,7 @@ class Rank:
             store = TCPStore(assignment.store_host, assignment.store_port, is_master=False, wait_for_workers=False)
             shelf = Shelf(memory, assignment.rank, assignment.world) if memory else None
             place = PrefixStore(str(assignment.attempt), store)
-            trainer.train(assignment, place, tell, shelf, self.pausing.is_set, lambda: self.known)
+            trainer.train(assignment, place, tell, shelf, self.wishes, lambda: self.known)
         except BaseException as error:
             text = traceback.format_exc()
             sys.stderr.write(text)

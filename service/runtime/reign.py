@@ -122,7 +122,7 @@ class Reign:
         self.state = dataclasses.replace(self.state, jobs={job.uid: job for job in found.jobs})
         self.ears = found.ears
         observed = events.FleetObserved(self.state.fleet, now)  # nodes were lost while nobody looked
-        self._decide([*fresh, observed, *found.events], found.records, [], [], now)
+        self._decide([*self._shares(now), *fresh, observed, *found.events], found.records, [], [], now)
         arguments = (self.state.fleet, self._observed, self.over)
         threading.Thread(target=self.lookout.watch, args=arguments, name="watch", daemon=True).start()
 
@@ -206,33 +206,35 @@ class Reign:
             new, intents = self.store.unseen_jobs(self.seen), self.store.intents(taken=self.errands.open)
             happened += self._submitted([row for row, _ in new])
             happened += [events.NodeForgiven(node, now) for node in self.store.forgiven()]
+            happened += self._shares(now)
             self.seen = max([self.seen, *(row.seq for row, _ in new)])
             return [intent.id for intent in intents if self._taken_up(intent, happened, now)]
         except StoreUnavailable as error:
             log.warning("the store is away: %s", error)
             return []
 
+    def _shares(self, now: float) -> Iterator[events.Event]:
+        queues, quotas = self.store.access.shares()
+        if (queues, quotas) != (self.state.queues, self.state.quotas):
+            yield events.SharesObserved(queues, quotas, now)
+
     def _taken_up(self, intent: Intent, happened: list[events.Event], now: float) -> bool:
         """Whether it is done by what happens now; errands take longer."""
         match intent.kind:
-            case "cancel":
-                happened.append(events.CancelRequested(intent.job, now))
-                return True
-            case "restore":
-                happened.append(rows.restore(intent, self.store.checkpoints(intent.job), now))
-                return True
-            case "rescale":
-                happened.append(rows.rescale(intent, now))
-                return True
             case "verify" | "export":
                 root = self.store.job(intent.job).spec.get("checkpoint", {}).get("root")
                 self.errands.begin(intent, folder(root or self.settings.storage, intent.job))
-        return False
+                return False
+            case "restore":
+                happened.append(rows.restore(intent, self.store.checkpoints(intent.job), now))
+            case _:
+                happened.append(rows.request(intent, now))
+        return True
 
     def _submitted(self, new: Sequence[JobRow]) -> Iterator[events.Event]:
         for row in new:
             try:
-                yield events.JobSubmitted(row.uid, row.seq, parse_job(row.spec), row.created_at)
+                yield events.JobSubmitted(row.uid, row.seq, parse_job(row.spec), row.created_at, row.project)
             except UserError as error:  # stored by another version: left in the queue, for that version to take up
                 log.error("job %s can't be read: %s", row.uid, error)
 

@@ -8,17 +8,25 @@ from typing import Any
 
 from service.contracts.cluster import Fleet, NodeHealth
 from service.contracts.events import (
+    CancelRequested,
     CheckpointPublished,
     CheckpointVerified,
     Evaluated,
     Event,
     NodeForgiven,
+    Request,
     RescaleRequested,
+    RestartRequested,
     RestoreRequested,
+    ResumeRequested,
+    SaveRequested,
+    SpecChanged,
     Step,
     StepsCompleted,
     StepsRecalled,
+    SuspendRequested,
 )
+from service.contracts.job import parse_job
 from service.core import checkpoints as told
 from service.core import codec, status
 from service.core.commands import Record
@@ -82,10 +90,25 @@ def _figures(step: Step) -> dict[str, Any]:
     return figures
 
 
-def rescale(intent: Intent, at: float) -> RescaleRequested:
-    layout = intent.data.get("layout")
-    wanted = None if layout is None else ParallelLayout.model_validate(layout)
-    return RescaleRequested(intent.job, int(intent.data["slots"]), wanted, at)
+def request(intent: Intent, at: float) -> Request:
+    """The event of a wish about a job."""
+    uid, data = intent.job, intent.data
+    match intent.kind:
+        case "rescale":
+            layout = None if data.get("layout") is None else ParallelLayout.model_validate(data["layout"])
+            return RescaleRequested(uid, int(data["slots"]), layout, at)
+        case "change":
+            return SpecChanged(uid, parse_job(data["spec"]), int(data["generation"]), at)
+        case "suspend":
+            return SuspendRequested(uid, at)
+        case "resume":
+            return ResumeRequested(uid, at)
+        case "save":
+            return SaveRequested(uid, at)
+        case "restart":
+            return RestartRequested(uid, at)
+        case _:
+            return CancelRequested(uid, at, bool(data.get("graceful")))
 
 
 def nodes(fleet: Fleet, at: float) -> list[NodeRow]:

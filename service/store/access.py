@@ -1,4 +1,4 @@
-"""Projects, tokens and the audit log, as the API asks for them. A token's secret is never here, only its digest."""
+"""Projects, queues, tokens and the audit log. A token's secret is never here, only its digest."""
 
 from __future__ import annotations
 
@@ -39,6 +39,39 @@ class Access:
         with self._database.read() as connection:
             rows = connection.execute(sa.select(models.projects).order_by(models.projects.c.name)).mappings()
             return [records.ProjectRow(**row) for row in rows]
+
+    def add_queue(self, name: str, priority: int, at: float) -> records.QueueRow:
+        """Conflict when there is one of that name."""
+        with self._database.write() as connection:
+            insert = database.insert(connection, models.queues).on_conflict_do_nothing(index_elements=["name"])
+            if not connection.execute(insert, {"name": name, "priority": priority, "created_at": at}).rowcount:
+                raise Conflict(f"there is a queue {name} already", field="name")
+        return records.QueueRow(name, priority, at)
+
+    def set_priority(self, name: str, priority: int) -> records.QueueRow:
+        """Of all its jobs, from now on. NotFound when there is none."""
+        table = models.queues
+        with self._database.write() as connection:
+            connection.execute(sa.update(table).where(table.c.name == name).values(priority=priority))
+            row = connection.execute(sa.select(table).where(table.c.name == name)).mappings().one_or_none()
+        if row is None:
+            raise NotFound(f"there is no queue {name}", field="name")
+        return records.QueueRow(**row)
+
+    def queues(self) -> list[records.QueueRow]:
+        """What comes first is first."""
+        table = models.queues
+        with self._database.read() as connection:
+            rows = connection.execute(sa.select(table).order_by(table.c.priority.desc(), table.c.name)).mappings()
+            return [records.QueueRow(**row) for row in rows]
+
+    def shares(self) -> tuple[dict[str, int], dict[str, int]]:
+        """(priority of each queue, slots of each project that has a quota)."""
+        queues, projects = models.queues.c, models.projects.c
+        quotas = sa.select(projects.name, projects.slots).where(projects.slots.is_not(None))
+        with self._database.read() as connection:
+            priorities = connection.execute(sa.select(queues.name, queues.priority)).all()
+            return {row[0]: row[1] for row in priorities}, {row[0]: row[1] for row in connection.execute(quotas)}
 
     def add_token(self, row: records.TokenRow, digest: str) -> None:
         """NotFound when there is no such project."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.contracts.errors import Conflict, NotFound
+from service.contracts.errors import Changed, Conflict, NotFound
 from service.contracts.job import Phase
 from service.store import changes as writer
 from service.store import counters, database, found, lease, models, records, schema
@@ -82,9 +82,7 @@ class Store:
                     project=project,
                 )
             )
-            if labels := spec.get("labels"):
-                rows = [{"key": name, "value": value, "seq": seq} for name, value in labels.items()]
-                connection.execute(sa.insert(models.job_labels), rows)
+            _label(connection, uid, spec)
             if key is not None:
                 keys = models.submissions
                 connection.execute(sa.delete(keys).where(keys.c.at <= at - KEY_KEPT_S))
@@ -97,19 +95,45 @@ class Store:
         with self._database.read() as connection:
             return _submitted(connection, key, digest, at)
 
-    def cancel(self, uid: str, at: float) -> None:
-        """Leave the intent for the controller. Asking again, or for a job that has ended, changes nothing."""
-        job = models.jobs
+    def cancel(self, uid: str, at: float, graceful: bool = False) -> None:
+        """Leave the intent for the controller. Asking the same again, or for a job that has ended, changes nothing."""
+        job, table, data = models.jobs, models.intents, {"graceful": graceful}
         with self._database.write() as connection:
-            asked = connection.execute(
-                sa.update(job)
-                .where(job.c.uid == uid, job.c.cancel_requested.is_(False), job.c.phase.not_in(_ENDED))
-                .values(cancel_requested=True, updated_at=database.now())
-            )
-            if asked.rowcount:
-                connection.execute(sa.insert(models.intents).values(job=uid, kind="cancel", at=at, done=False))
+            open_ = (job.c.uid == uid, job.c.phase.not_in(_ENDED))
+            asked = sa.update(job).where(*open_).values(cancel_requested=True, updated_at=database.now())
+            if not connection.execute(asked).rowcount:
+                _job(connection, uid)
+                return
+            known = connection.execute(sa.select(table.c.data).where(table.c.job == uid, table.c.kind == "cancel"))
+            if not any(graceful or one == data for one in known.scalars()):
+                connection.execute(sa.insert(table).values(job=uid, kind="cancel", at=at, done=False, data=data))
+
+    def desire(self, uid: str, desired: str, at: float) -> None:
+        """What the job is to be, `running` or `suspended`, and the intent. Asking for what it is changes nothing."""
+        job, kind = models.jobs, {"running": "resume", "suspended": "suspend"}[desired]
+        with self._database.write() as connection:
+            asked = sa.update(job).where(job.c.uid == uid, job.c.desired != desired, job.c.phase.not_in(_ENDED))
+            if connection.execute(asked.values(desired=desired, updated_at=database.now())).rowcount:
+                connection.execute(sa.insert(models.intents).values(job=uid, kind=kind, at=at, done=False))
             else:
                 _job(connection, uid)
+
+    def change(self, uid: str, generation: int, spec: records.Document, at: float) -> records.JobRow:
+        """The job with another spec, of the generation after `generation`. Changed: it has another one by now. A job
+        that has ended stays as it is."""
+        job = models.jobs
+        with self._database.write() as connection:
+            asked = sa.update(job).where(job.c.uid == uid, job.c.generation == generation, job.c.phase.not_in(_ENDED))
+            values = {"spec": spec, "generation": generation + 1, "updated_at": database.now()}
+            if not connection.execute(asked.values(**values)).rowcount:
+                known = _job(connection, uid)
+                if known.generation != generation:
+                    raise Changed(f"the spec of job {uid} is of generation {known.generation}, not {generation}")
+                return known
+            data = {"spec": spec, "generation": generation + 1}
+            connection.execute(sa.insert(models.intents).values(job=uid, kind="change", at=at, done=False, data=data))
+            _label(connection, uid, spec)
+            return _job(connection, uid)
 
     def request(self, uid: str, kind: records.IntentKind, data: records.Document, at: float) -> None:
         """Leave an intent for the controller. Asking the same again before it is done changes nothing."""
@@ -135,6 +159,12 @@ class Store:
         """NotFound when there is none."""
         with self._database.read() as connection:
             return _job(connection, uid)
+
+    def core(self, uid: str) -> dict[str, Any] | None:
+        """The core's own state of the job; None: no controller has handled it yet."""
+        (row,) = self._rows(sa.select(models.jobs.c.core).where(models.jobs.c.uid == uid)) or ({"core": None},)
+        core: dict[str, Any] | None = row["core"]
+        return core
 
     def jobs(
         self,
@@ -271,6 +301,16 @@ def _job(connection: sa.Connection, uid: str) -> records.JobRow:
     if row is None:
         raise NotFound(f"no job {uid}")
     return records.JobRow(**row)
+
+
+def _label(connection: sa.Connection, uid: str, spec: records.Document) -> None:
+    """The job is found by what its spec says, and by nothing else."""
+    table, seq = models.job_labels, sa.select(models.jobs.c.seq).where(models.jobs.c.uid == uid).scalar_subquery()
+    connection.execute(sa.delete(table).where(table.c.seq == seq))
+    if labels := spec.get("labels"):
+        number = connection.execute(sa.select(seq)).scalar_one()
+        rows = [{"key": name, "value": value, "seq": number} for name, value in labels.items()]
+        connection.execute(sa.insert(table), rows)
 
 
 def _submitted(connection: sa.Connection, key: str, digest: str, at: float) -> records.JobRow | None:

@@ -66,10 +66,20 @@ jobs = sa.Table(
     sa.Column("ended_at", sa.Double, nullable=True),
     sa.Column("cancel_requested", sa.Boolean, nullable=False),
     sa.Column("project", sa.Text, nullable=False, server_default="default"),
+    sa.Column("desired", sa.Text, nullable=False, server_default="running"),
+    sa.Column("generation", sa.Integer, nullable=False, server_default="1"),  # of the spec
     sa.Index(None, "phase", "seq"),
     sa.Index(None, "name", "seq"),
     sa.Index(None, "project", "seq"),
     sa.Index(None, "project", "phase", "seq"),
+)
+
+queues = sa.Table(
+    "queues",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
 )
 
 projects = sa.Table(

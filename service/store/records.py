@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 Scope = Literal["read", "submit", "admin"]  # each may what the one before may
 
-IntentKind = Literal["cancel", "restore", "rescale", "verify", "export"]
+IntentKind = Literal[
+    "cancel", "restore", "rescale", "suspend", "resume", "save", "restart", "change", "verify", "export"
+]
 
 Document = Mapping[str, Any]
 """What is kept as JSON. A number that is not finite comes back as None: JSON has no word for it."""
@@ -31,6 +33,15 @@ class JobRow:
     ended_at: float | None
     cancel_requested: bool
     project: str = "default"
+    desired: str = "running"  # or suspended
+    generation: int = 1  # of the spec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QueueRow:
+    name: str
+    priority: int  # what is higher comes first
+    created_at: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from workers.engine import Engine, Outcome
 from workers.parallel import mesh
 from workers.reports import Moved, Report
 from workers.spec import Assignment, RunSpec
+from workers.wishes import Wishes
 
 MODEL = {"layers": 4, "hidden": 32, "heads": 8, "kv_heads": 2, "ffn_hidden": 48, "seq_len": 16}
 TRAIN = {"steps": 3, "global_batch": 12, "learning_rate": 1e-2, "precision": "float64", "seed": 5}
@@ -92,10 +93,16 @@ def train(
     memory: str = "",
     snapshots: tuple[str, ...] = (),
     origin: tuple[str, str] | None = None,
-    pausing: Callable[[list[Report]], bool] = lambda said: False,
+    asked: Callable[[list[Report], Wishes], None] = lambda said, wishes: None,
 ) -> list[Report]:
     """The trainer to its end; what it reported. `memory`: the folder that stands for it."""
     said: list[Report] = []
+    wishes = Wishes()
+
+    def tell(report: Report) -> None:
+        said.append(report)
+        asked(said, wishes)
+
     assignment = Assignment(
         job="run",
         attempt=attempt,
@@ -112,19 +119,25 @@ def train(
     shelf = Shelf(Storage.open(memory), snapshots) if memory else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "Loop", Patient)
-        trainer.train(assignment, store, said.append, shelf, lambda: pausing(said))
+        trainer.train(assignment, store, tell, shelf, wishes)
     return said
 
 
 def train_until(
-    store: dist.Store, rank: int, root: str, run: RunSpec, step: int, asked: int, memory: str
+    store: dist.Store, rank: int, root: str, run: RunSpec, step: int, asked: int, memory: str, wish: str = "pause"
 ) -> list[Report]:
-    """As `train`; rank `asked` is told to end after `step`, while it is at work on it."""
+    """As `train`; rank `asked` is told to end after `step`, while it is at work on it: in memory (`pause`), or in
+    storage too (`suspend`); or only to `save` it."""
 
-    def pausing(said: list[Report]) -> bool:
-        return rank == asked and any(isinstance(one, Moved) and one.step == step - 1 for one in said)
+    def ask(said: list[Report], wishes: Wishes) -> None:
+        last = said[-1]
+        if rank == asked and isinstance(last, Moved) and (last.phase, last.step) == ("step", step - 1):
+            if wish == "save":
+                wishes.save()
+            else:
+                wishes.pause(durable=wish == "suspend")
 
-    return train(store, rank, root, run, 1, (), memory, pausing=pausing)
+    return train(store, rank, root, run, 1, (), memory, asked=ask)
 
 
 def train_in_an_outage(store: dist.Store, rank: int, root: str, run: RunSpec) -> list[Report]:

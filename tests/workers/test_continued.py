@@ -192,3 +192,24 @@ def test_a_wish_of_one_rank_ends_all_after_the_same_step_and_nothing_is_lost(
     again = pool.run(8, runs.train, str(tmp_path), run_of(EIGHT), 2, resume, folder, kept)
     assert resumed(again).step == 3
     assert {**losses(said), **losses(again)} == losses(whole[1])
+
+
+def test_a_run_that_is_suspended_is_in_storage_though_memory_has_room(
+    pool: Pool, whole: tuple[Path, Said], tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "memory")
+    said = pool.run(8, runs.train_until, str(tmp_path), run_of(EIGHT), 3, 2, folder, "suspend")
+    assert sorted((one.rank, one.step) for one in heard(said, Paused)) == [(rank, 3) for rank in range(8)]
+    saved = sorted(heard(said, ShardSaved), key=lambda one: one.rank)
+    assert [one.rank for one in saved] == list(range(8))
+    resume = (Publisher(job_storage(tmp_path), "run", 1, "test", run_of(EIGHT)).publish(3, saved),)
+    again = pool.run(8, runs.train, str(tmp_path), run_of(EIGHT), 2, resume)
+    assert {**losses(said), **losses(again)} == losses(whole[1])
+
+
+def test_a_wish_of_one_rank_saves_a_step_on_all_once_and_training_goes_on(pool: Pool, tmp_path: Path) -> None:
+    said = pool.run(2, runs.train_until, str(tmp_path), run_of({"dp": 2}), 3, 1, "", "save")
+    assert sorted((one.rank, one.step) for one in heard(said, ShardSaved)) == [
+        (rank, step) for rank in (0, 1) for step in (3, 4, 6)
+    ]
+    assert list(losses(said)) == [1, 2, 3, 4, 5, 6]

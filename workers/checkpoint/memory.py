@@ -28,6 +28,7 @@ class Note(NamedTuple):
     cost_s: float = 0.0  # of the last snapshot
     step_s: float = 0.0  # of the last step
     pausing: float = 0.0  # ranks that were asked to end after this step
+    saving: float = 0.0  # ranks that were asked to save this step to storage
 
 
 class Memory(Protocol):

@@ -88,7 +88,7 @@ def test_waiting_is_counted_too() -> None:
     here.cancel()
     here.now += 1
     here.stopped()
-    assert dataclasses.astuple(of(here).spent) == (1, 7, 1, 0, 0)
+    assert dataclasses.astuple(of(here).spent) == (1, 7, 1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -16,9 +16,7 @@ from tests.service.core.world import World
 
 EVENTS = (
     events.JobSubmitted,
-    events.CancelRequested,
-    events.RestoreRequested,
-    events.RescaleRequested,
+    *typing.get_args(events.Request),
     *typing.get_args(events.GangEvent),
     *typing.get_args(events.CheckpointFact),
     events.FleetObserved,
@@ -55,14 +53,15 @@ FIELDS = {
 }
 Q, PL, ST, RU = Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING
 RS, RE, FI, CA = Phase.RESCALING, Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
+SI, SU = Phase.SUSPENDING, Phase.SUSPENDED
 OK, BAD, GONE = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
 
 ILLEGAL = {
-    *itertools.product([Q], [events.GangStarted, events.GangResumed, events.StepsCompleted, events.GangFinished]),
-    *itertools.product([Q], [events.StepSkipped, events.Evaluated, events.StepsRecalled]),
+    *itertools.product([Q, SU], [events.GangStarted, events.GangResumed, events.StepsCompleted, events.GangFinished]),
+    *itertools.product([Q, SU], [events.StepSkipped, events.Evaluated, events.StepsRecalled]),
     *itertools.product([PL, ST, RU], [events.GangStopped]),
     *itertools.product([ST, RU, RS], [events.GangRefused]),
-    *itertools.product([Q, PL, ST, RU], [events.GangPaused]),
+    *itertools.product([Q, SU, PL, ST, RU], [events.GangPaused]),
 }
 
 
@@ -116,6 +115,12 @@ STOP, START, RAISE, NONE = (StopGang,), (StartGang,), (RaiseStandbys,), ()
         (RS, events.GangFaulted, RE, STOP, "IncidentOpened"),
         (RS, events.GangFinished, FI, STOP, "JobFinishing"),
         *((phase, events.GangPaused, phase, NONE, None) for phase in (RE, FI, CA)),
+        (SI, events.StepsCompleted, SI, NONE, None),
+        (SI, events.GangPaused, SI, STOP, "GangStopping"),
+        (SI, events.GangFaulted, SI, STOP, "GangStopping"),
+        (SI, events.GangFinished, FI, STOP, "JobFinishing"),
+        (SI, events.CheckpointPublished, SI, NONE, "CheckpointPublished"),
+        *((SU, kind, SU, NONE, None) for kind in (events.GangStopped, events.GangFaulted, events.StandbysWarm)),
         *((phase, kind, phase, NONE, kind.__name__)
           for phase in (PL, ST, RU, RS, RE, FI, CA) for kind in (events.StepSkipped, events.Evaluated)),
         (RE, events.GangStopped, PL, START, "GangPlaced"),
@@ -144,6 +149,7 @@ def test_gang_events(phase: Phase, kind: type, then: Phase, commands: tuple[type
 @pytest.mark.parametrize(
     ("phase", "then", "commands"),
     [(Q, GONE, NONE), (PL, CA, STOP), (ST, CA, STOP), (RU, CA, STOP), (RS, CA, STOP), (RE, CA, NONE), (FI, FI, NONE),
+     (SI, CA, STOP), (SU, GONE, NONE),
      (CA, CA, NONE), (OK, OK, NONE), (BAD, BAD, NONE), (GONE, GONE, NONE)],
 )  # fmt: skip
 def test_cancel(phase: Phase, then: Phase, commands: tuple[type, ...]) -> None:
@@ -474,6 +480,7 @@ def test_waiting_says_why_with_counts_and_only_once() -> None:
     here.submit("a", world.spec(slots=4, name="first"))
     here.submit("b", world.spec(slots=3, name="second"))
     here.submit("c", world.spec(slots=1, name="third"))
+    assert [here.job(uid).position for uid in "abc"] == [None, 1, 2]
     assert here.job("b").reason == "needs 3 slots; 0 of 4 are free, 4 held by a"
     assert here.job("c").reason == "waits behind b, which comes first and needs 3 slots"
     said = len(here.records)
@@ -482,9 +489,9 @@ def test_waiting_says_why_with_counts_and_only_once() -> None:
     assert len(here.records) == said
     here.observe(world.fleet(3))
     assert here.job("b").reason == "needs 3 slots; 2 of 6 are free, 4 held by a"
-    assert here.job("c").phase is Q  # it would fit, and stays behind
+    assert here.job("c").phase is PL  # it fills in
     here.observe(world.fleet(4))
-    assert [here.job(uid).phase for uid in "bc"] == [PL, PL]
+    assert here.job("b").phase is PL
 
 
 def test_a_job_that_waits_says_what_the_topology_lacks() -> None:

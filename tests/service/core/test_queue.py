@@ -21,7 +21,18 @@ def test_order_is_recovering_first_then_submission() -> None:
         job("c", 3), job("a", 1), job("d", 9, Phase.RECOVERING), job("e", 5, Phase.RECOVERING, slots="0:0"),
         job("r", 0, Phase.RUNNING, slots="0:1"), job("x", 2, Phase.CANCELLED),
     ]  # fmt: skip
-    assert [one.uid for one in queue.order(jobs)] == ["e", "d", "a", "c"]
+    assert [one.uid for one in queue.order(jobs, {})] == ["e", "d", "a", "c"]
+
+
+def test_priority_of_the_queue_goes_before_that_of_the_job_and_both_before_time() -> None:
+    jobs = [
+        job(uid, number, spec=world.job_spec(queue=name, priority=priority))
+        for number, (uid, name, priority) in enumerate(
+            [("a", "default", 0), ("b", "default", 5), ("c", "night", 9), ("d", "now", -3), ("e", "default", 5)]
+        )
+    ]
+    jobs.append(job("f", 9, Phase.RECOVERING))
+    assert [one.uid for one in queue.order(jobs, {"now": 1, "night": -1})] == ["d", "b", "e", "f", "a", "c"]
 
 
 def test_taken_is_all_that_is_held() -> None:

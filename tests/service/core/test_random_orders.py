@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,14 +13,20 @@ from service.contracts import events
 from service.contracts.cluster import Fleet
 from service.contracts.job import Phase
 from service.core import accounts, health, liveness
-from service.core.commands import Decision, PauseGang, RaiseStandbys, ReleaseGang, StartGang
+from service.core.commands import Decision, PauseGang, RaiseStandbys, ReleaseGang, SaveGang, StartGang
 from tests.service.core import world
 from tests.service.core.world import World
 
 NODES = world.fleet(2, 2, 1)
 STEPS = 6
 ANSWERS = ["start", "resume", "step", "step", "finish", "pause", "stop", "save", "evaluate", "skip", "rollback"]
-LIMITS = liveness.Limits(settle_s=1.0, cooldown_s=1.0, pausing_s=5.0, infeasible_s=100.0)
+WISHES = {
+    "suspend": events.SuspendRequested,
+    "resume": events.ResumeRequested,
+    "restart": events.RestartRequested,
+    "save": events.SaveRequested,
+}
+LIMITS = liveness.Limits(settle_s=1.0, cooldown_s=1.0, pausing_s=5.0)
 FAULTS = st.lists(
     st.builds(
         events.Fault,
@@ -65,6 +72,7 @@ class Runtime(RuleBasedStateMachine):
         self.world = World(limits=LIMITS)
         self.gangs: dict[str, Gang] = {}
         self.times = 0  # that nodes came back
+        self.over = Counter[str]()  # slots that each project held before
 
     @initialize()
     def cluster(self) -> None:
@@ -76,11 +84,24 @@ class Runtime(RuleBasedStateMachine):
         budget=st.sampled_from([1, 100]),
         elastic=st.booleans(),
         spares=st.sampled_from([0, 0, 1]),
+        priority=st.sampled_from([0, 0, 1, 2]),
+        project=st.sampled_from(["default", "vision"]),
     )
-    def submit(self, slots: int, budget: int, elastic: bool, spares: int) -> None:
+    def submit(self, slots: int, budget: int, elastic: bool, spares: int, priority: int, project: str) -> None:
         uid = f"j{len(self.world.state.jobs)}"
         budgets = (("infrastructure", budget), ("user_error", budget), ("preemption", budget))
-        self.act(self.world.submit(uid, world.spec(slots, STEPS, uid, budgets, elastic, spares)))
+        job = world.spec(slots, STEPS, uid, budgets, elastic, spares, priority)
+        self.act(self.world.submit(uid, job, project=project))
+
+    @rule(priority=st.sampled_from([0, 1]), quota=st.sampled_from([2, 4, None]))
+    def share(self, priority: int, quota: int | None) -> None:
+        self.act(self.world.share({"default": priority}, {} if quota is None else {"vision": quota}))
+
+    @precondition(lambda self: self.world.state.jobs)
+    @rule(data=st.data(), wish=st.sampled_from(["suspend", "suspend", "resume", "resume", "restart", "save"]))
+    def wish(self, data: st.DataObject, wish: str) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.world.state.jobs)))
+        self.act(self.world.tell(WISHES[wish](uid, self.world.now)))
 
     @precondition(lambda self: self.world.state.jobs)
     @rule(data=st.data(), slots=st.sampled_from([1, 2, 3, 4]))
@@ -119,9 +140,9 @@ class Runtime(RuleBasedStateMachine):
         self.act(self.world.tick(seconds))
 
     @precondition(lambda self: self.world.state.jobs)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        self.act(self.world.cancel(data.draw(st.sampled_from(sorted(self.world.state.jobs)))))
+    @rule(data=st.data(), graceful=st.booleans())
+    def cancel(self, data: st.DataObject, graceful: bool) -> None:
+        self.act(self.world.cancel(data.draw(st.sampled_from(sorted(self.world.state.jobs))), graceful))
 
     @precondition(lambda self: any(job.checkpoint for job in self.world.state.jobs.values()))
     @rule(data=st.data())
@@ -200,13 +221,18 @@ class Runtime(RuleBasedStateMachine):
                 self._check_nodes(command)
             elif isinstance(command, PauseGang):
                 self.gangs[command.uid].pause = True
-            elif not isinstance(command, ReleaseGang | RaiseStandbys):
+            elif not isinstance(command, ReleaseGang | RaiseStandbys | SaveGang):
                 self.gangs[command.uid].stop = True
+        for project in ("default", "vision"):  # what runs goes on when a quota shrinks
+            self.over[project] = sum(len(j.held) for j in self.world.state.jobs.values() if j.project == project)
         held = {uid for uid, job in self.world.state.jobs.items() if job.placement}
         assert held == set(self.gangs), "what is held is what the runtime has"
 
     def _check_nodes(self, command: StartGang) -> None:
         state, alive = self.world.state, {node.id: node for node in self.world.state.fleet.nodes}
+        project = state.jobs[command.uid].project
+        held = sum(len(job.held) for job in state.jobs.values() if job.project == project)
+        assert held <= state.quotas.get(project, held) or self.over[project] >= held, "placed beyond the quota"
         for slot in command.placement.slots:
             assert health.bar(alive[slot.node], state.health, self.world.now) is None, "placed on a barred node"
             assert slot.index not in state.health.get(slot.name, health.CLEAN).resets, "placed on a device to be reset"
@@ -216,6 +242,9 @@ class Runtime(RuleBasedStateMachine):
         for node in NODES.nodes:
             self.act(self.world.tell(events.NodeForgiven(node.name, self.world.now)))
         self.act(self.world.observe(NODES))
+        self.act(self.world.share())
+        for uid in sorted(self.world.state.jobs):
+            self.act(self.world.resume(uid))
         for _ in range(40):
             for gang in list(self.gangs.values()):
                 for answer in ["start", "resume", *["step"] * STEPS, "finish", "pause", "stop"]:

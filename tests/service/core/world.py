@@ -18,6 +18,7 @@ from service.core.commands import (
     RaiseStandbys,
     Record,
     ReleaseGang,
+    SaveGang,
     StartGang,
     StopGang,
 )
@@ -35,11 +36,12 @@ def spec(
     budgets: tuple[tuple[str, int], ...] = (),
     elastic: bool = False,
     spares: int = 0,
+    priority: int = 0,
 ) -> JobSpec:
     """`elastic`: from one slot to twice as many as it asks for."""
     bounds = {"min_slots": 1, "max_slots": 2 * slots} if elastic else None
     resources = {"device": "cpu", "slots": slots, "elastic": bounds, "spares": spares}
-    return job_spec(name=name, steps=steps, budgets=dict(budgets), resources=resources)
+    return job_spec(name=name, steps=steps, budgets=dict(budgets), resources=resources, priority=priority)
 
 
 def job_spec(slots: int = 2, steps: int = 10, device: str = "cpu", **fields: Any) -> JobSpec:
@@ -93,9 +95,11 @@ class World:
     def job(self, uid: str = "a") -> Job:
         return self.state.jobs[uid]
 
-    def submit(self, uid: str = "a", job: JobSpec | None = None, seq: int | None = None) -> Decision:
+    def submit(
+        self, uid: str = "a", job: JobSpec | None = None, seq: int | None = None, project: str = "default"
+    ) -> Decision:
         number = len(self.state.jobs) if seq is None else seq
-        return self.tell(events.JobSubmitted(uid, number, job or spec(), self.now))
+        return self.tell(events.JobSubmitted(uid, number, job or spec(), self.now, project))
 
     def observe(self, nodes: Fleet) -> Decision:
         return self.tell(events.FleetObserved(nodes, self.now))
@@ -120,8 +124,17 @@ class World:
         self.gang(events.GangStarted, uid)
         return self.gang(events.GangResumed, uid, step=resumed, manifest=manifest)
 
-    def cancel(self, uid: str = "a") -> Decision:
-        return self.tell(events.CancelRequested(uid, self.now))
+    def cancel(self, uid: str = "a", graceful: bool = False) -> Decision:
+        return self.tell(events.CancelRequested(uid, self.now, graceful))
+
+    def suspend(self, uid: str = "a") -> Decision:
+        return self.tell(events.SuspendRequested(uid, self.now))
+
+    def resume(self, uid: str = "a") -> Decision:
+        return self.tell(events.ResumeRequested(uid, self.now))
+
+    def share(self, queues: dict[str, int] | None = None, quotas: dict[str, int] | None = None) -> Decision:
+        return self.tell(events.SharesObserved(queues or {}, quotas or {}, self.now))
 
     def restore(self, step: int, uid: str = "a", newer: tuple[str, ...] = ()) -> Decision:
         """Back to the checkpoint m{step} of attempt 1."""
@@ -149,6 +162,8 @@ class World:
             self.fault(uid=uid)
         if phase is Phase.RESCALING:
             self.rescale(self.job(uid).spec.resources.slots // 2, uid)
+        if phase in (Phase.SUSPENDING, Phase.SUSPENDED):
+            self.suspend(uid)
         if phase in (Phase.FINISHING, Phase.SUCCEEDED):
             self.gang(events.GangFinished, uid)
         if phase in (Phase.CANCELLING, Phase.CANCELLED):
@@ -160,7 +175,9 @@ class World:
                     self.stopped(uid)
                     self.tick(30)
                     self.start(uid, resumed=4)
-        if phase in (Phase.SUCCEEDED, Phase.CANCELLED, Phase.FAILED):
+        if phase is Phase.SUSPENDED:
+            self.paused(uid)
+        if phase in (Phase.SUCCEEDED, Phase.CANCELLED, Phase.FAILED, Phase.SUSPENDED):
             self.stopped(uid)
         assert self.job(uid).phase is phase
         return self.job(uid)
@@ -184,7 +201,9 @@ class World:
             assert not (gang and job.kept), "an attempt takes over what was kept"
             assert not (job.phase.terminal and job.holds_slots), "a terminal job holds nothing"
             assert job.stopping == ((uid, job.attempt, StopGang) in self.ordered and gang)
-            assert (job.pause is not None) == (job.phase is Phase.RESCALING and gang and not job.stopping)
+            pauses = job.phase in (Phase.RESCALING, Phase.SUSPENDING, Phase.CANCELLING)
+            assert (job.pause is not None) == (pauses and gang and not job.stopping)
+            assert not (job.phase in (Phase.QUEUED, Phase.SUSPENDED) and job.holds_slots), "who waits holds nothing"
             if gang and job.layout is not None:
                 _check_layout(job)
             assert _reachable(old.phase if old else None, job.phase), f"{old and old.phase} -> {job.phase}"
@@ -201,8 +220,12 @@ class World:
         if isinstance(command, RaiseStandbys | InspectGang):
             assert self.held[command.uid] == command.attempt
             return
-        assert (*key, type(command)) not in self.ordered, "ordered once"
-        self.ordered.add((*key, type(command)))
+        if isinstance(command, SaveGang):
+            assert self.held[command.uid] == command.attempt
+            return
+        kind = (type(command), command.durable) if isinstance(command, PauseGang) else type(command)
+        assert (*key, kind) not in self.ordered, "ordered once"
+        self.ordered.add((*key, kind))
         if isinstance(command, StartGang):
             self.keeps.discard(command.uid)
             assert command.uid not in self.held, "at most one live attempt"

@@ -1,0 +1,124 @@
+"""What a user wants of a job that is there: to end, to wait, to go on, to save, to begin anew, to be another one.
+
+Each is left for the controller; 409 names the phase where it makes no sense.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Header, Query, Response
+
+from api import amending, jobview
+from api.door import Given, Uid
+from api.views import Problem
+from service.contracts import errors
+from service.contracts.job import Phase
+from service.contracts.status import JobView
+from service.store.records import JobRow
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    404: {"model": Problem, "description": "there is no such job"},
+    409: {"model": Problem, "description": "not in the phase that the job is in"},
+}
+OVER = (*(phase for phase in Phase if phase.terminal), Phase.FINISHING, Phase.CANCELLING)
+AT_WORK = (Phase.RUNNING,)
+
+
+@router.post("/{uid}:cancel", status_code=202, responses=ANSWERS)
+def cancel(
+    given: Given,
+    uid: Uid,
+    graceful: Annotated[bool, Query(description="after the step under way, which becomes a checkpoint")] = False,
+) -> JobView:
+    """End the job and free its slots, at once where nothing else is said. Repeating it changes nothing."""
+    row = given.store.job(uid)
+    if Phase(row.phase).terminal:
+        raise errors.Conflict(f"job {uid} is over: its phase is {row.phase}", hint="there is nothing left to cancel")
+    given.store.cancel(uid, time.time(), graceful)
+    return _now(given, uid)
+
+
+@router.post("/{uid}:suspend", status_code=202, responses=ANSWERS)
+def suspend(given: Given, uid: Uid) -> JobView:
+    """Have the job hold nothing until it is resumed. The step under way is completed and becomes a checkpoint."""
+    _unless(given.store.job(uid), OVER, "suspended any more")
+    given.store.desire(uid, "suspended", time.time())
+    return _now(given, uid)
+
+
+@router.post("/{uid}:resume", status_code=202, responses=ANSWERS)
+def resume(given: Given, uid: Uid) -> JobView:
+    """Have a job that was suspended go on: it waits for its slots like a new one."""
+    row = given.store.job(uid)
+    _unless(row, OVER, "resumed any more")
+    if row.desired != "suspended" and row.phase not in (Phase.SUSPENDING, Phase.SUSPENDED):
+        raise errors.Conflict(f"job {uid} was not suspended: its phase is {row.phase}")
+    given.store.desire(uid, "running", time.time())
+    return _now(given, uid)
+
+
+@router.post("/{uid}:checkpoint", status_code=202, responses=ANSWERS)
+def checkpoint(given: Given, uid: Uid) -> JobView:
+    """Have the step under way written to storage; the job goes on. An event, `CheckpointPublished`, tells when."""
+    _only(given.store.job(uid), "save")
+    given.store.request(uid, "save", {}, time.time())
+    return _now(given, uid)
+
+
+@router.post("/{uid}:restart", status_code=202, responses=ANSWERS)
+def restart(given: Given, uid: Uid) -> JobView:
+    """Have its gang end after the step under way and start again, with its state from memory."""
+    _only(given.store.job(uid), "start again")
+    given.store.request(uid, "restart", {}, time.time())
+    return _now(given, uid)
+
+
+@router.patch(
+    "/{uid}",
+    responses={
+        **ANSWERS,
+        412: {"model": Problem, "description": "its spec has changed meanwhile"},
+        422: {"model": Problem, "description": "what is wrong, and what would work"},
+        428: {"model": Problem, "description": "If-Match is needed"},
+    },
+)
+def change(
+    given: Given,
+    uid: Uid,
+    body: Annotated[dict[str, Any], Body(json_schema_extra=amending.SCHEMA)],
+    response: Response,
+    if_match: Annotated[str | None, Header(max_length=64, description="the ETag of the job as it was read")] = None,
+) -> JobView:
+    """Change priority, queue, labels, elastic bounds, checkpoint policy or budgets, also while it runs: a JSON merge
+    patch (RFC 7396) of its spec."""
+    row = given.store.job(uid)
+    if if_match is None:
+        raise errors.Unconditional("If-Match is needed", hint=f"send If-Match: {jobview.tag(row)}", field="If-Match")
+    _unless(row, [phase for phase in Phase if phase.terminal], "changed any more")
+    if if_match not in (jobview.tag(row), "*"):
+        hint = f"read the job again: its ETag is {jobview.tag(row)}"
+        raise errors.Changed(f"job {uid} has changed since it was {if_match}", hint=hint, field="If-Match")
+    spec = amending.applied(given, row, body)
+    changed = given.store.change(uid, row.generation, spec.model_dump(mode="json"), time.time())
+    response.headers["ETag"] = jobview.tag(changed)
+    return jobview.of(changed, given.storage_root, time.time())
+
+
+def _now(given: Given, uid: str) -> JobView:
+    return jobview.of(given.store.job(uid), given.storage_root, time.time())
+
+
+def _unless(row: JobRow, phases: Container[Phase], what: str) -> None:
+    if Phase(row.phase) in phases:
+        raise errors.Conflict(f"job {row.uid} can't be {what}: its phase is {row.phase}")
+
+
+def _only(row: JobRow, what: str) -> None:
+    if Phase(row.phase) not in AT_WORK:
+        hint = "it has to make steps: its phase has to be running"
+        raise errors.Conflict(f"job {row.uid} can't {what} now: its phase is {row.phase}", hint=hint)
