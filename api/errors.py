@@ -93,4 +93,5 @@ async def _validation(request: Request, error: Exception) -> JSONResponse:
 
 def _field(item: Mapping[str, Any]) -> str:
     place, *rest = item["loc"]
-    return ".".join(str(part) for part in rest) or str(place)
+    named = rest[:1] if place == "query" else rest  # of a parameter that may come several times, the name
+    return ".".join(str(part) for part in named) or str(place)

@@ -16,7 +16,8 @@ from service.store.records import CheckpointRow
 from tests.api.world import World, job
 from workers.checkpoint import manifest
 
-RUNNING = [Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING, Phase.RESCALING, Phase.RECOVERING]
+ENDING = (Phase.FINISHING, Phase.CANCELLING)
+RUNNING = [phase for phase in Phase if not phase.terminal and phase not in ENDING]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,9 @@ from service.contracts.job import Cause, InitFrom, JobSpec, Phase, parse_job
 from workers.spec import ParallelLayout
 
 GONE = object()
-FIELDS = "budgets, checkpoint, data, init_from, model, name, parallel, placement, queue, resources, train"
+FIELDS = (
+    "budgets, checkpoint, data, init_from, labels, model, name, parallel, placement, priority, queue, resources, train"
+)
 LAYOUT = ", ".join(sorted(ParallelLayout.model_fields))
 
 
@@ -39,7 +41,7 @@ REFUSED = [
     # what was written, the field, what is wrong with it, what would work
     (job(colour=1), "colour", "unknown field 'colour'; ", f"known fields: {FIELDS}"),
     (job(**{"a.b": 1}), "a.b", "unknown field 'a.b'; ", f"known fields: {FIELDS}"),
-    (job(priority=1), "priority", "unknown field 'priority'; ", f"known fields: {FIELDS}"),
+    (job(priority=1001), "priority", "priority should be less than or equal to 1000", "not 1001"),
     (
         job(model__depth=8),
         "model.depth",
@@ -67,7 +69,7 @@ REFUSED = [
     (job(train__decay="step"), "train.decay", "not 'step'", "should be 'cosine', 'linear', 'wsd' or 'constant'"),
     (job(placement__tp="rack"), "placement.tp", "not 'rack'", "should be 'nvlink', 'node' or 'any'"),
     (job(resources__device="tpu"), "resources.device", "not 'tpu'", "should be 'cpu' or 'gpu'"),
-    (job(queue="fast"), "queue", "not 'fast'", "should be 'default'"),
+    (job(queue="Fast"), "queue", "String should match pattern", "queue"),
     (job(resources__slots=0), "resources.slots", "not 0", "should be greater than 0"),
     (job(budgets__hang=-2), "budgets.hang", "not -2", "should be greater than or equal to -1"),
     (job(model__hidden=65), "model.head_dim", "hidden 65 is not divisible by heads 8", "try hidden 64"),
@@ -126,7 +128,7 @@ def test_a_job_is_a_mapping(value: Any) -> None:
 
 def test_the_next_problems_are_in_the_hint() -> None:
     with pytest.raises(UserError, match="field 'model' is required") as refused:
-        parse_job(job(model=GONE, train__steps=0, colour=1, parallel="manual", queue="fast"))
+        parse_job(job(model=GONE, train__steps=0, colour=1, parallel="manual", queue="Fast"))
     assert [sentence.split(" ")[0] for sentence in refused.value.hint.split("; ")[:2]] == ["train.steps", "parallel"]
     assert "queue" in refused.value.hint
 
