@@ -6,7 +6,7 @@ import pytest
 
 from service.contracts.job import Phase
 from service.contracts.status import JobView
-from tests.e2e.world import World, until
+from tests.e2e.world import HALF, World, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch]
 
@@ -23,7 +23,7 @@ def on(world: World, uid: str, attempt: int) -> JobView:
 
 
 def test_a_job_yields_to_one_that_comes_first_is_suspended_changed_and_ends_after_a_step(world: World) -> None:
-    low = world.submit(train=LONG, checkpoint=RARE)
+    low = world.submit(**HALF, train=LONG, checkpoint=RARE)
     world.reach(low, 5)
     high = world.submit(train={"steps": 8}, priority=5)
     yielded = world.phase(low, Phase.QUEUED)
@@ -46,15 +46,12 @@ def test_a_job_yields_to_one_that_comes_first_is_suspended_changed_and_ends_afte
     later = world.reach(low, step + 3).status.progress.step
     world.client.save(low)
     assert world.saved(low, later) < 1000
-    world.client.restart(low)
-    on(world, low, 4)
     world.client.change(low, {"checkpoint": {"every_steps": 5}})  # the ranks hear of it by another start
-    on(world, low, 5)
+    on(world, low, 4)
     world.saved(low, world.client.get(low).status.progress.step + 5)
 
     world.client.cancel(low, graceful=True)
     over = world.phase(low, Phase.CANCELLED)
     assert over.status.checkpoint_step == over.status.progress.step
     assert list(world.losses(low)) == list(range(1, over.status.progress.step + 1))
-    assert {one.kind for one in over.status.incidents} == {"restart"}
-    assert [one.steps_redone for one in over.status.incidents] == [0, 0]
+    assert [(one.kind, one.steps_redone) for one in over.status.incidents] == [("restart", 0)]
