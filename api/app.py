@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from api import access, auth, bodies, errors
 from api.door import Door
+from api.hub import Hub
 from api.routes import (
     checkpoints,
     figures,
@@ -58,6 +59,8 @@ def create_app(
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    app.state.hub = Hub(app.state.door.store)  # of this event loop
     log.info("started", extra={"data": {"version": app.version}})
     yield
+    app.state.hub.close()
     log.info("stopped")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.hub import Hub
 from api.principal import Principal
 from service.contracts import errors
 from service.store.jobs import Store
@@ -39,7 +40,14 @@ def principal(request: Request) -> Principal:
     return found
 
 
+def hub(request: Request) -> Hub:
+    found = request.app.state.hub
+    assert isinstance(found, Hub)
+    return found
+
+
 Given = Annotated[Door, Depends(door)]
+News = Annotated[Hub, Depends(hub)]
 Asking = Annotated[Principal, Depends(principal)]
 
 

@@ -9,15 +9,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, get_args
 
 import fsspec.core
 
-from api.views import EventView, LogLine
+from api.views import EventView, Level, LogLine
 from service.contracts import errors
 from service.store.jobs import Store
 from service.store.records import LogChunkRow
+
+LEVELS: tuple[Level, ...] = get_args(Level)
+WORDS: dict[str, Level] = {
+    "TRACE": "debug", "DEBUG": "debug", "INFO": "info", "NOTICE": "info", "WARNING": "warning", "WARN": "warning",
+    "ERROR": "error", "CRITICAL": "error", "FATAL": "error",
+}  # fmt: skip
+SAID = re.compile(rf"\b({'|'.join(WORDS)})\b")
+ERROR = re.compile(r"([A-Za-z_][\w.]*\.)?[A-Z]\w*(Error|Exception|Interrupt)(:|$)")
+HEAD = 100  # characters in which a line says its level
 
 CHUNKS = 20  # read from storage at a time
 NUMBER = r"[0-9]{1,18}"  # fits the store's integers
@@ -36,21 +45,35 @@ Read = Callable[[str, int], Batch]
 """(cursor, limit) -> Batch."""
 
 
-def events(store: Store, uid: str) -> Read:
+def events(store: Store, uid: str, types: Collection[str] = (), since: float = 0.0) -> Read:
     def read(cursor: str, limit: int) -> Batch:
-        rows = store.events(uid, event_cursor(cursor), limit)
+        rows = store.events(uid, event_cursor(cursor), limit, types, since)
         items = tuple((str(row.id), EventView(**dataclasses.asdict(row))) for row in rows)
         return Batch(items, items[-1][0] if items else cursor, len(rows) < limit)
 
     return read
 
 
-def logs(store: Store, uid: str, folder: str, attempt: int | None, rank: int | None) -> Read:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lines:
+    """Which lines of a log are wanted."""
+
+    attempt: int | None = None
+    rank: int | None = None
+    level: Level = "debug"  # and above
+    since: float = 0.0  # Unix seconds
+
+    def has(self, line: LogLine) -> bool:
+        ranked = self.rank is None or line.rank in (self.rank, None)
+        return ranked and line.at >= self.since and LEVELS.index(line.level) >= LEVELS.index(self.level)
+
+
+def logs(store: Store, uid: str, folder: str, wanted: Lines) -> Read:
     """`folder`: the job's place in storage, which the chunks' paths are relative to."""
 
     def read(cursor: str, limit: int) -> Batch:
         chunk, skip = log_cursor(cursor)
-        rows = store.log_chunks(uid, chunk - 1, attempt, CHUNKS)
+        rows = store.log_chunks(uid, chunk - 1, wanted.attempt, CHUNKS, wanted.since)
         items: list[tuple[str, LogLine]] = []
         position = cursor
         for row in rows:
@@ -58,7 +81,7 @@ def logs(store: Store, uid: str, folder: str, attempt: int | None, rank: int | N
                 if row.id == chunk and number <= skip:
                     continue
                 position = f"{row.id}:{number}"
-                if rank is None or line.rank in (rank, None):
+                if wanted.has(line):
                     items.append((position, line))
                 if len(items) == limit:
                     return Batch(tuple(items), position, False)
@@ -109,8 +132,18 @@ def _line(row: LogChunkRow, line: str) -> LogLine:
         node=value["node"],
         stream=value["stream"],
         text=value["text"],
+        level=_level(value["stream"], value["text"]),
     )
 
 
+def _level(stream: str, text: str) -> Level:
+    """What the line says of itself, else by its stream."""
+    if text.startswith(("Traceback ", "Fatal Python error")) or ERROR.match(text):
+        return "error"
+    if said := SAID.search(text[:HEAD]):
+        return WORDS[said[1].upper()]
+    return "warning" if stream == "err" else "info"
+
+
 def _note(row: LogChunkRow, text: str) -> LogLine:
-    return LogLine(at=row.at, attempt=row.attempt, rank=None, node=row.node, stream="err", text=text)
+    return LogLine(at=row.at, attempt=row.attempt, rank=None, node=row.node, stream="err", text=text, level="warning")

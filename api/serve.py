@@ -6,11 +6,14 @@ import json
 import os
 import secrets
 import socket
+import threading
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
 from api import app, auth
+from api.hub import Hub
 from service.contracts import errors
 from service.settings import Settings
 from service.store.jobs import Store
@@ -21,9 +24,20 @@ GRACE_S = 5  # for requests under way at SIGTERM; streams are ended at once, and
 class Server(uvicorn.Server):
     """Writes `{"url": ...}` to `announcement` once it listens: only then is there something to connect to."""
 
-    def __init__(self, config: uvicorn.Config, announcement: Path, url: str) -> None:
+    def __init__(self, config: uvicorn.Config, announcement: Path, url: str, drain_s: float = 0.0) -> None:
         super().__init__(config)
-        self._announcement, self._url = announcement, url
+        self._announcement, self._url, self._drain_s = announcement, url, drain_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Not ready any more, and its streams end; what else comes is answered until it has been noticed."""
+        hub: Hub | None = getattr(self.config.app.state, "hub", None)  # type: ignore[union-attr]
+        first = hub is not None and not hub.closing
+        if hub is not None:
+            hub.close()
+        if first and self._drain_s:
+            threading.Timer(self._drain_s, super().handle_exit, (sig, frame)).start()
+        else:
+            super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -46,7 +60,7 @@ def run(settings: Settings) -> None:
             timeout_graceful_shutdown=GRACE_S,
         )
         url = _url(settings.api_host, listener.getsockname()[1])
-        Server(config, settings.home / "api.json", url).run([listener])
+        Server(config, settings.home / "api.json", url, settings.api_drain_s).run([listener])
     finally:
         store.close()
         listener.close()

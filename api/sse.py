@@ -1,64 +1,74 @@
-"""A feed as server-sent events. Polls the store in threads, so that all streams share one event loop."""
+"""A feed as a stream: server-sent events, or lines of JSON. Each item comes with its cursor, at which a reader who was
+cut goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import anyio
+from fastapi.responses import StreamingResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
-from api.feeds import Batch, Read
-from service.contracts import errors
+from api.views import EventView, LogLine
 from service.contracts.job import Phase
-from service.store.jobs import Store
 
-log = logging.getLogger("phalanx.api")
-
-POLL_S = 0.25
 HEARTBEAT_S = 10
 CLOSING_S = 2  # for a stream to end by itself when the process is to end
-BATCH = 500
+LINES = "application/x-ndjson"
+
+Items = AsyncIterator[tuple[str, EventView | LogLine] | Phase]
+Kind = Literal["sse", "ndjson"]
 
 
-def wanted(accept: str | None, follow: bool) -> bool:
-    return follow or "text/event-stream" in (accept or "")
+def wanted(accept: str | None, follow: bool) -> Kind | None:
+    """What kind of stream; None: a page."""
+    if LINES in (accept or ""):
+        return "ndjson"
+    return "sse" if follow or "text/event-stream" in (accept or "") else None
 
 
-def response(store: Store, uid: str, read: Read, cursor: str, follow: bool) -> EventSourceResponse:
-    """Each item with its cursor as `id`; then `event: end` with the phase: after `follow` a terminal one."""
-    closing = anyio.Event()
+def response(kind: Kind, items: Items) -> Response:
+    if kind == "ndjson":
+        return StreamingResponse(_lines(items), media_type=LINES)
     return EventSourceResponse(
-        _stream(store, uid, read, cursor, follow, closing),
-        shutdown_event=closing,
+        _messages(items),
+        shutdown_event=anyio.Event(),  # the hub says it as well: so long it may take
         shutdown_grace_period=CLOSING_S,
         ping=HEARTBEAT_S,
         ping_message_factory=lambda: ServerSentEvent(comment="alive"),
     )
 
 
-async def _stream(
-    store: Store, uid: str, read: Read, cursor: str, follow: bool, closing: anyio.Event
-) -> AsyncIterator[ServerSentEvent]:
-    def turn(cursor: str) -> tuple[Phase, Batch]:
-        # The phase first: what a terminal job still had to say is in the batch read after it.
-        phase = Phase(store.job(uid).phase)
-        return phase, read(cursor, BATCH)
+async def _messages(items: Items) -> AsyncIterator[ServerSentEvent]:
+    """Each item with its cursor as `id`; then `event: end` with the phase."""
+    async for item in items:
+        if isinstance(item, Phase):
+            yield ServerSentEvent(json.dumps({"phase": item.value}), event="end")
+        else:
+            yield ServerSentEvent(item[1].model_dump_json(ensure_ascii=True), id=item[0])
 
-    while not closing.is_set():  # when the process ends, the reader goes on elsewhere
-        try:
-            phase, batch = await run_in_threadpool(turn, cursor)
-        except errors.ClusterError as error:  # the reader comes back with its cursor
-            log.warning("stream cut", extra={"data": {"job": uid, "error": error.message}})
-            return
-        cursor = batch.position
-        for key, item in batch.items:
-            yield ServerSentEvent(item.model_dump_json(ensure_ascii=True), id=key)
-        if batch.drained and (phase.terminal or not follow):
-            yield ServerSentEvent(json.dumps({"phase": phase.value}), event="end")
-            return
-        if batch.drained:
-            await asyncio.sleep(POLL_S)
+
+async def _lines(items: Items) -> AsyncIterator[str]:
+    """`{"cursor": ..., "item": ...}`, then `{"end": phase}`; an empty line now and then where there is nothing new."""
+    turn = asyncio.ensure_future(anext(items, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait([turn], timeout=HEARTBEAT_S)
+            if not done:
+                yield "\n"
+                continue
+            item = turn.result()
+            if item is None:
+                return
+            if isinstance(item, Phase):
+                yield json.dumps({"end": item.value}) + "\n"
+            else:
+                yield f'{{"cursor": {json.dumps(item[0])}, "item": {item[1].model_dump_json(ensure_ascii=True)}}}\n'
+            turn = asyncio.ensure_future(anext(items, None))
+    finally:  # also where the reader has gone
+        turn.cancel()

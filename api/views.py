@@ -34,8 +34,13 @@ class EventsPage(View):
     after: int  # cursor of the next request
 
 
+Level = Literal["debug", "info", "warning", "error"]  # from weak to strong
+
+
 class LogLine(View):
-    """One line that a rank wrote. `rank` is None where the line tells of the log itself."""
+    """One line that a rank wrote. `rank` is None where the line tells of the log itself. `level`: as the line says it,
+    else info on standard output and warning on standard error.
+    """
 
     at: float
     attempt: int
@@ -43,6 +48,7 @@ class LogLine(View):
     node: str
     stream: Literal["out", "err"]
     text: str
+    level: Level = "info"
 
 
 class LogsPage(View):

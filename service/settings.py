@@ -33,6 +33,7 @@ class Settings:
     snapshot_bytes: int = 0  # that they may take there, of each job; 0: half of what is free when the job begins
     kernel_log: str = "/dev/kmsg"  # of each node; `{node}` stands for its name
     limits: Limits = liveness.DEFAULT
+    api_drain_s: float = 0.0  # that the API still answers, though it says that it is not ready, once it is to end
     models: tuple[str, ...] = ()  # packages and modules whose classes a job may name as its model.family
 
     @classmethod
@@ -59,6 +60,7 @@ class Settings:
             snapshot_bytes=_bytes("PHALANX_SNAPSHOT_BYTES", given.get("PHALANX_SNAPSHOT_BYTES", "0")),
             kernel_log=str(_path("PHALANX_KERNEL_LOG", given.get("PHALANX_KERNEL_LOG", "/dev/kmsg"))),
             limits=_limits("PHALANX_LIMITS", given.get("PHALANX_LIMITS", "")),
+            api_drain_s=_seconds("PHALANX_API_DRAIN_S", given.get("PHALANX_API_DRAIN_S", "0"), least=0.0),
             models=_modules("PHALANX_MODELS", given.get("PHALANX_MODELS", "")),
         )
 
@@ -147,11 +149,13 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _seconds(variable: str, text: str) -> float:
+def _seconds(variable: str, text: str, least: float | None = None) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
+    if seconds == least:
+        return seconds
     if not 0 < seconds < math.inf:
         raise _refusal(variable, f"{text!r} is no duration", "write seconds above 0, such as 10")
     return seconds

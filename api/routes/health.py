@@ -6,7 +6,7 @@ import logging
 
 from fastapi import APIRouter
 
-from api.door import Given
+from api.door import Given, News
 from api.views import Health
 from service.contracts import errors
 
@@ -20,8 +20,10 @@ def alive() -> Health:
     return Health()
 
 
-@router.get("/readyz", responses={503: {"description": "the store can't be reached"}})
-def ready(given: Given) -> Health:
+@router.get("/readyz", responses={503: {"description": "the store can't be reached, or the process is about to end"}})
+def ready(given: Given, news: News) -> Health:
+    if news.closing:
+        raise errors.ClusterError("this process is about to end", hint="another one answers")
     try:
         given.store.ping()
     except errors.StoreUnavailable as error:  # why is for the log: anyone may ask here

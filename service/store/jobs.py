@@ -181,13 +181,32 @@ class Store:
             query = query.where(seq > after if oldest else seq < after)
         return [records.JobRow(**row) for row in self._rows(query)]
 
-    def events(self, job: str | None, after: int, limit: int = 500) -> list[records.EventRow]:
-        """Oldest first, of one job or of all; `after` is the id of the last event seen."""
+    def events(
+        self, job: str | None, after: int, limit: int = 500, types: Collection[str] = (), since: float = 0.0
+    ) -> list[records.EventRow]:
+        """Oldest first, of one job or of all; `after` is the id of the last event seen. Only of these types, and not
+        from before `since`, where that is said."""
         table = models.events
         query = sa.select(table).where(table.c.id > after).order_by(table.c.id).limit(limit)
         if job is not None:
             query = query.where(table.c.job == job)
+        if types:
+            query = query.where(table.c.type.in_(types))
+        if since:
+            query = query.where(table.c.at >= since)
         return [records.EventRow(**row) for row in self._rows(query)]
+
+    def newest(self) -> tuple[int, int]:
+        """Ids of the newest event and of the newest chunk of a log, of all jobs."""
+        with self._database.read() as connection:
+            found = [connection.scalar(sa.select(sa.func.max(one.c.id))) for one in (models.events, models.log_chunks)]
+            return found[0] or 0, found[1] or 0
+
+    def chunks_since(self, after: int) -> dict[str, int]:
+        """The jobs whose logs have grown since the chunk `after`, with the newest of each."""
+        table = models.log_chunks
+        query = sa.select(table.c.job, sa.func.max(table.c.id).label("id")).where(table.c.id > after)
+        return {row["job"]: row["id"] for row in self._rows(query.group_by(table.c.job))}
 
     def last_event(self, job: str) -> int:
         """The id of the job's newest event."""
@@ -203,12 +222,51 @@ class Store:
         )
         return [records.MetricRow(**row) for row in self._rows(query.order_by(table.c.step).limit(limit))]
 
+    def sampled(self, job: str, points: int, after_step: int = 0) -> list[records.MetricRow]:
+        """At most about `points` rows in the order of steps, the last of each of as many equal spans; beside its own
+        figures each has the least and the greatest loss of its span, and how many steps that has."""
+        table = models.metrics
+        mine = (table.c.job == job, table.c.step > after_step)
+        loss = table.c.data["loss"].as_float()
+        with self._database.read() as connection:
+            first, last = connection.execute(
+                sa.select(sa.func.min(table.c.step), sa.func.max(table.c.step)).where(*mine)
+            ).one()
+            if first is None:
+                return []
+            width = max(1, -(-(last - first + 1) // points))
+            span = (table.c.step - first) // width
+            spans = (
+                sa.select(
+                    sa.func.max(table.c.step).label("step"),
+                    sa.func.min(loss).label("loss_min"),
+                    sa.func.max(loss).label("loss_max"),
+                    sa.func.count().label("steps"),
+                )
+                .where(*mine)
+                .group_by(span)
+                .subquery()
+            )
+            query = (
+                sa.select(table, spans.c.loss_min, spans.c.loss_max, spans.c.steps)
+                .join(spans, sa.and_(table.c.job == job, table.c.step == spans.c.step))
+                .order_by(table.c.step)
+            )
+            rows = connection.execute(query).mappings()
+            return [
+                records.MetricRow(
+                    job, row["step"], row["attempt"], row["at"],
+                    {**row["data"], **{name: row[name] for name in ("loss_min", "loss_max", "steps")}},
+                )
+                for row in rows
+            ]  # fmt: skip
+
     def log_chunks(
-        self, job: str, after: int, attempt: int | None = None, limit: int = 100
+        self, job: str, after: int, attempt: int | None = None, limit: int = 100, since: float = 0.0
     ) -> list[records.LogChunkRow]:
-        """Oldest first; `after` is the id of the last chunk seen."""
+        """Oldest first; `after` is the id of the last chunk seen. None that was shipped before `since`."""
         table = models.log_chunks
-        query = sa.select(table).where(table.c.job == job, table.c.id > after)
+        query = sa.select(table).where(table.c.job == job, table.c.id > after, table.c.at >= since)
         if attempt is not None:
             query = query.where(table.c.attempt == attempt)
         return [records.LogChunkRow(**row) for row in self._rows(query.order_by(table.c.id).limit(limit))]
