@@ -14,6 +14,7 @@ from api.door import Door
 from api.hub import Hub
 from api.routes import (
     checkpoints,
+    details,
     figures,
     fleet,
     health,
@@ -48,8 +49,8 @@ def create_app(
     )
     app.state.door = Door(store, storage_root, tuple(allowed_roots), tuple(models))
     errors.install(app)
-    pages = (health, jobs, wishes, rescale, streams, figures, checkpoints, fleet, plan, queues, projects, tokens)
-    for routes in pages:
+    about_jobs = (jobs, wishes, rescale, streams, figures, details, checkpoints)
+    for routes in (health, *about_jobs, fleet, plan, queues, projects, tokens):
         app.include_router(routes.router)
     app.add_middleware(bodies.Bounded)  # added last is asked first
     app.add_middleware(auth.Bearer, keys=Keys(store.access, token))

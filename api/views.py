@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from service.contracts.status import JobView, RankPlace, View
+from service.contracts.status import IncidentView, JobView, RankPlace, View
 from service.store.records import Scope
 from workers.spec import ParallelLayout
 
@@ -69,6 +69,65 @@ class StepView(View):
 class MetricsPage(View):
     steps: tuple[StepView, ...]
     after_step: int  # cursor of the next request
+
+
+class RankView(View):
+    """Where a rank stands, and its place in the layout: pipeline stage, replica, tensor slice."""
+
+    rank: int
+    node: str
+    slot: int
+    rack: str
+    zone: str
+    pp: int
+    dp: int
+    tp: int
+
+
+class Ranks(View):
+    attempt: int
+    layout: ParallelLayout | None
+    ranks: tuple[RankView, ...]
+
+
+class FaultView(View):
+    kind: str
+    message: str
+    rank: int | None
+    node: str | None
+    step: int
+    traceback: str
+
+
+class IncidentDetail(View):
+    incident: IncidentView
+    faults: tuple[FaultView, ...]  # the root first, then some of its echoes
+
+
+class Incidents(View):
+    """Oldest first."""
+
+    incidents: tuple[IncidentDetail, ...]
+
+
+class GoodputView(View):
+    """Where a job's seconds went; all but `goodput` and `elapsed_s` add up to `elapsed_s`. productive_s: each step's
+    own time, once; redone_s: of steps that were done before; detect_s: from the last progress to knowing of a fault;
+    place_s: without slots; between_s: between the steps of a gang at work.
+    """
+
+    goodput: float
+    elapsed_s: float
+    productive_s: float = 0.0
+    redone_s: float = 0.0
+    detect_s: float = 0.0
+    stop_s: float = 0.0
+    place_s: float = 0.0
+    start_s: float = 0.0
+    load_s: float = 0.0
+    first_step_s: float = 0.0
+    suspended_s: float = 0.0
+    between_s: float = 0.0
 
 
 class CheckpointView(View):

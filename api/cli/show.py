@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from api.cli import tables
-from api.client import PATIENCE_S, POLL_S, Client
+from api.client import POLL_S, Client
 from api.views import EventView, LogLine, ManifestView, Trial
+from api.wire import PATIENCE_S
 from service.contracts import errors
 from service.contracts.status import JobView
 

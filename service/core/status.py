@@ -29,7 +29,7 @@ def status(job: Job) -> JobStatus:
         spares=tuple(dict.fromkeys(slot.name for slot in job.placement.spares)) if job.placement else (),
         wanted_slots=job.wanted_slots,
         standbys=0 if job.phase.terminal else job.standbys,
-        incidents=tuple(map(_incident, job.incidents)),
+        incidents=tuple(map(incident, job.incidents)),
         checkpoint_step=job.checkpoint_step,
         checkpoint=job.checkpoint,
         snapshot_step=None if job.phase.terminal else job.snapshot_step,
@@ -72,7 +72,7 @@ def _exit(job: Job) -> ExitView | None:
     )
 
 
-def _incident(incident: Incident) -> IncidentView:
-    own = {name: getattr(incident, name) for name in IncidentView.model_fields if hasattr(incident, name)}
-    spent = dataclasses.asdict(incident.spent)
-    return IncidentView(**own, **spent, layout_before=incident.before, layout_after=incident.after)
+def incident(one: Incident) -> IncidentView:
+    own = {name: getattr(one, name) for name in IncidentView.model_fields if hasattr(one, name)}
+    spent = dataclasses.asdict(one.spent)
+    return IncidentView(**own, **spent, layout_before=one.before, layout_after=one.after)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import api.client
-from api.client import Client, Patience
+import api.wire
+from api.client import Client
+from api.wire import Patience
 from service.contracts import errors
 from service.contracts.job import Phase, parse_job
 from tests.api.world import TOKEN, World, job
@@ -92,7 +93,7 @@ def test_an_api_that_is_away_is_told(world: World) -> None:
 
 
 def test_a_stream_that_stays_away_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api.client, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(api.wire, "PATIENCE_S", 0.0)
     uid = world.submit().uid
     with world.client() as client:
         stream = client.events(uid, follow=True)

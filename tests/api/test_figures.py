@@ -47,3 +47,22 @@ def test_a_node_is_forgiven_once_the_controller_says_so(http: httpx.Client, worl
         assert [node.barred for node in client.nodes()] == [None, None]
         with pytest.raises(NotFound, match="no node n3"):
             client.forgive("n3")
+
+
+def test_all_steps_in_few_points(http: httpx.Client, world: World) -> None:
+    uid = world.submit().uid
+    assert http.get(f"/v1/jobs/{uid}/metrics", params={"max_points": 10}).json()["steps"] == []
+    spike = {500: 99.0, 777: float("nan")}
+    rows = [MetricRow(uid, n, 1, float(n), {"loss": spike.get(n, 2.0 - n / 1000)}) for n in range(1, 1001)]
+    world.commit(metrics=rows)
+    with world.client() as client:
+        found = client.sampled(uid, 10)
+    assert [row.step for row in found] == [100 * n for n in range(1, 11)]
+    assert sum(row.steps for row in found) == 1000
+    assert max(row.loss_max for row in found) == 99.0
+    assert found[0].loss_min == pytest.approx(1.9)
+    assert found[2].loss == pytest.approx(1.7)
+    few = http.get(f"/v1/jobs/{uid}/metrics", params={"max_points": 5000}).json()["steps"]
+    assert [row["step"] for row in few] == list(range(1, 1001))
+    later = http.get(f"/v1/jobs/{uid}/metrics", params={"max_points": 2, "after_step": 900}).json()["steps"]
+    assert [row["step"] for row in later] == [950, 1000]

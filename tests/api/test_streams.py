@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from service.contracts.job import Phase
-from tests.api.world import World, read_stream
+from tests.api.world import World, read_stream, until
 
 SSE = {"Accept": "text/event-stream"}
 
@@ -169,3 +173,106 @@ def test_a_reader_that_leaves_frees_its_stream(world: World) -> None:
     world.start()
     with world.client() as client:
         assert client.get(uid).uid == uid
+
+
+LINES = {"Accept": "application/x-ndjson"}
+
+
+def in_lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+@pytest.mark.parametrize("feed", ["events", "logs"])
+def test_lines_of_json_are_the_same_as_messages_and_go_on_at_any_cursor(
+    http: httpx.Client, told: str, feed: str
+) -> None:
+    said = read_stream(http.get(f"/v1/jobs/{told}/{feed}", headers=SSE).text)
+    answer = http.get(f"/v1/jobs/{told}/{feed}", headers=LINES)
+    assert answer.headers["Content-Type"] == "application/x-ndjson"
+    *lines, end = in_lines(answer.text)
+    assert [(line["cursor"], line["item"]) for line in lines] == [(one.id, one.data) for one in said[:-1]]
+    assert end == {"end": "succeeded"}
+    for number, line in enumerate(lines, 1):
+        rest = http.get(f"/v1/jobs/{told}/{feed}", params={"after": line["cursor"]}, headers=LINES)
+        assert in_lines(rest.text) == [*lines[number:], end]
+
+
+@pytest.mark.parametrize(
+    ("query", "reasons"),
+    [
+        ({"type": "Said"}, ["one", "two", "three"]),
+        ({"type": ["Said", "PhaseChanged"]}, ["one", "two", "three", "now succeeded"]),
+        ({"type": "Nothing"}, []),
+        ({"since": 1e11}, []),
+    ],
+)
+def test_events_of_some_types_or_times(http: httpx.Client, told: str, query: Any, reasons: list[str]) -> None:
+    page = http.get(f"/v1/jobs/{told}/events", params=query).json()
+    assert [event["reason"] for event in page["events"]] == reasons
+    stream = read_stream(http.get(f"/v1/jobs/{told}/events", params={**query, "follow": True}).text)
+    assert [said.data["reason"] for said in stream[:-1]] == reasons
+
+
+TOLD = [
+    ("loading", "info"),
+    ("DEBUG:torch: cache", "debug"),
+    ("[rank0] WARNING: slow", "warning"),
+    ("2026-01-01 ERROR disk", "error"),
+    ("Traceback (most recent call last):", "error"),
+    ("RuntimeError: bad", "error"),
+    ("torch.OutOfMemoryError: CUDA", "error"),
+    ("no errors here", "info"),
+]
+
+
+def test_lines_have_a_level_and_are_found_by_it(http: httpx.Client, world: World) -> None:
+    uid = world.submit().uid
+    world.log(uid, "logs/a.jsonl", [(0, text) for text, _ in TOLD])
+    lines = http.get(f"/v1/jobs/{uid}/logs").json()["lines"]
+    assert [(line["text"], line["level"]) for line in lines] == TOLD
+    grave = http.get(f"/v1/jobs/{uid}/logs", params={"level": "error"}).json()["lines"]
+    assert [line["text"] for line in grave] == [text for text, level in TOLD if level == "error"]
+    assert http.get(f"/v1/jobs/{uid}/logs", params={"level": "loud"}).status_code == 422
+    assert http.get(f"/v1/jobs/{uid}/logs", params={"since": 2.0}).json()["lines"] == []
+
+
+def test_many_who_follow_hear_all_once_and_soon(world: World) -> None:
+    """Each on its own connection; some come while it goes on."""
+    uid = world.submit().uid
+    heard: dict[int, list[tuple[str, float]]] = {}
+
+    def follow(number: int) -> None:
+        with world.client() as client:
+            heard[number] = [(event.reason, time.time() - event.at) for event in client.events(uid, follow=True)]
+
+    readers = [threading.Thread(target=follow, args=(number,)) for number in range(40)]
+    for number, reader in enumerate(readers):
+        reader.start()
+        if number % 4 == 0:
+            world.say(uid, f"news {number}")
+    until(lambda: len(world.app.state.hub._followers.get(uid, ())) == 40)
+    for number in range(40, 60):
+        world.say(uid, f"news {number}")
+    world.move(uid, Phase.SUCCEEDED)
+    for reader in readers:
+        reader.join(20)
+    expected = [row.reason for row in world.store.events(uid, 0)]
+    assert len(heard) == 40
+    for said in heard.values():
+        assert [reason for reason, _ in said] == expected
+        assert max(late for reason, late in said if reason in {f"news {number}" for number in range(40, 60)}) < 2.0
+
+
+def test_who_follows_is_told_when_the_process_is_to_end(http: httpx.Client, world: World) -> None:
+    uid = world.submit().uid
+    with http.stream("GET", f"/v1/jobs/{uid}/events", params={"follow": True}, headers=LINES) as answer:
+        lines = answer.iter_lines()
+        assert json.loads(next(lines))["item"]["type"] == "JobSubmitted"
+        assert http.get("/readyz").status_code == 200
+        world.app.state.hub.close()
+        assert list(lines) == []  # it is cut, and not at its end
+    assert http.get("/readyz").status_code == 503
+    assert http.get(f"/v1/jobs/{uid}").status_code == 200
+    world.stop()
+    world.start()
+    assert http.get("/readyz").status_code == 200
