@@ -21,7 +21,14 @@ OPEN: dict[str, tuple[str, ...]] = {
 """Fields that may change; of some only these."""
 
 SCHEMA: dict[str, Any] = {
-    "example": {"priority": 10, "resources": {"elastic": {"min_slots": 2, "max_slots": 8}}, "checkpoint": {"keep": 5}}
+    "properties": {
+        name: {"type": ["object", "null"] if name in ("labels", "budgets") else "object"}
+        if name not in ("priority", "queue")
+        else {"type": ["string" if name == "queue" else "integer", "null"]}
+        for name in OPEN
+    },
+    "additionalProperties": False,
+    "example": {"priority": 10, "resources": {"elastic": {"min_slots": 2, "max_slots": 8}}, "checkpoint": {"keep": 5}},
 }
 
 

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from fastapi import FastAPI
 
-from api import access, auth, bodies, errors
+from api import access, auth, bodies, document, errors, words  # noqa: F401  # words: paths are written with it
 from api.door import Door
 from api.hub import Hub
 from api.routes import (
@@ -52,6 +52,7 @@ def create_app(
     about_jobs = (jobs, wishes, rescale, streams, figures, details, checkpoints)
     for routes in (health, *about_jobs, fleet, plan, queues, projects, tokens):
         app.include_router(routes.router)
+    document.install(app)
     app.add_middleware(bodies.Bounded)  # added last is asked first
     app.add_middleware(auth.Bearer, keys=Keys(store.access, token))
     app.add_middleware(access.Access)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,7 +80,21 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     reason = REASONS.get(error.status_code, "invalid")
     detail = f"{request.method} {request.url.path}: {error.detail}"
-    return problem(error.status_code, detail, reason, headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (methods := _methods(request.app.openapi()["paths"], request.url.path)):
+        headers["Allow"] = ", ".join(methods)
+    return problem(error.status_code, detail, reason, headers=headers)
+
+
+def _methods(paths: Mapping[str, Mapping[str, Any]], path: str) -> list[str]:
+    """Of all routes of the path: the framework names those of the first."""
+    found = {
+        method.upper()
+        for template, operations in paths.items()
+        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/:]+", re.escape(template)), path)
+        for method in operations
+    }
+    return sorted(found)
 
 
 async def _validation(request: Request, error: Exception) -> JSONResponse:

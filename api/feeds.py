@@ -30,6 +30,7 @@ HEAD = 100  # characters in which a line says its level
 
 CHUNKS = 20  # read from storage at a time
 NUMBER = r"[0-9]{1,18}"  # fits the store's integers
+EVENT_CURSOR, LOG_CURSOR = f"^{NUMBER}$", f"^{NUMBER}:{NUMBER}$"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

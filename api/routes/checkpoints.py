@@ -6,10 +6,11 @@ import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from api import checkpoints, checks, jobview, patch, submission
 from api.door import Asking, Given, Uid
+from api.sent import Sent
 from api.views import Asked, Checkpoints, CheckpointView, ManifestView, Problem
 from service.contracts import errors, job
 from service.contracts.job import Phase
@@ -27,28 +28,24 @@ Step = Annotated[str, Path(pattern=r"^(newest|[0-9]{1,15})$", description="or `n
 Attempt = Annotated[int | None, Query(ge=0, lt=2**31, description="that published it; default the newest")]
 
 
-class Request(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Fork(Request):
+class Fork(Sent):
     step: int | None = Field(default=None, ge=0, lt=2**53, description="default: of the newest good checkpoint")
     attempt: int | None = Field(default=None, ge=0, lt=2**31)
     overrides: dict[str, Any] = Field(default={}, description="what is other than in the job: a JSON merge patch")
 
 
-class Export(Request):
+class Export(Sent):
     to: str = Field(description="a new folder under a storage root of the service: a path or fsspec URI")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = Field(default=None, description="as stored")
 
 
-@router.get("/{uid}/checkpoints")
+@router.get("/{uid:word}/checkpoints")
 def listing(given: Given, uid: Uid) -> Checkpoints:
     """Newest first."""
     return Checkpoints(checkpoints=tuple(checkpoints.listed(given, given.store.job(uid))))
 
 
-@router.get("/{uid}/checkpoints/{step}", responses=ANSWERS)
+@router.get("/{uid:word}/checkpoints/{step:word}", responses=ANSWERS)
 def one(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> ManifestView:
     """What its manifest in storage says."""
     row = given.store.job(uid)
@@ -56,7 +53,7 @@ def one(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> Manifest
     return checkpoints.shown(checkpoints.manifest_of(given, row, view), view)
 
 
-@router.post("/{uid}/checkpoints/{step}:verify", status_code=202, responses=ANSWERS)
+@router.post("/{uid:word}/checkpoints/{step:word}:verify", status_code=202, responses=ANSWERS)
 def verify(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> Asked:
     """Have every byte of it read and checked. One that is damaged is never used again."""
     after, row = given.store.last_event(uid), given.store.job(uid)
@@ -65,7 +62,7 @@ def verify(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> Asked
     return Asked(kind="verify", checkpoint=view, after=after)
 
 
-@router.post("/{uid}/checkpoints/{step}:restore", status_code=202, responses=ANSWERS)
+@router.post("/{uid:word}/checkpoints/{step:word}:restore", status_code=202, responses=ANSWERS)
 def restore(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> JobView:
     """Have the job go back to it. Newer ones are never used again; a job that is over is forked instead."""
     row = given.store.job(uid)
@@ -79,7 +76,7 @@ def restore(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> JobV
     return jobview.of(given.store.job(uid), given.storage_root, time.time())
 
 
-@router.post("/{uid}/checkpoints/{step}:export", status_code=202, responses=ANSWERS)
+@router.post("/{uid:word}/checkpoints/{step:word}:export", status_code=202, responses=ANSWERS)
 def export(given: Given, uid: Uid, step: Step, body: Export, attempt: Attempt = None) -> Asked:
     """Have its model written as a Hugging Face folder."""
     after, row = given.store.last_event(uid), given.store.job(uid)
@@ -89,7 +86,7 @@ def export(given: Given, uid: Uid, step: Step, body: Export, attempt: Attempt = 
     return Asked(kind="export", checkpoint=view, after=after, to=body.to)
 
 
-@router.post("/{uid}:fork", status_code=201, responses={200: {"model": JobView}, **ANSWERS})
+@router.post("/{uid:word}:fork", status_code=201, responses={200: {"model": JobView}, **ANSWERS})
 def fork(
     given: Given,
     asking: Asking,

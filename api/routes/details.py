@@ -14,7 +14,7 @@ from service.contracts import errors
 from service.core import accounts, codec, goodput, status
 from service.core.state import Job
 
-router = APIRouter(prefix="/v1/jobs/{uid}", tags=["details"])
+router = APIRouter(prefix="/v1/jobs/{uid:word}", tags=["details"])
 
 MISSING: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "there is no such job"}}
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from api.door import Given, Uid
 from api.views import MetricsPage, StepView
 
-router = APIRouter(prefix="/v1/jobs/{uid}", tags=["figures"])
+router = APIRouter(prefix="/v1/jobs/{uid:word}", tags=["figures"])
 
 
 @router.get("/metrics")

@@ -25,7 +25,7 @@ def nodes(given: Given) -> Nodes:
     return Nodes(nodes=tuple(NodeView(**dataclasses.asdict(row), barred=barred[row.id]) for row in rows))
 
 
-@router.post("/nodes/{name}:forgive", status_code=202, responses=NO_NODE)
+@router.post("/nodes/{name:word}:forgive", status_code=202, responses=NO_NODE)
 def forgive(given: Given, name: Annotated[str, Path(max_length=253)]) -> None:
     """Nothing is held against the node any more: it is placed on again."""
     given.store.forgive(name, time.time())

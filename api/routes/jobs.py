@@ -67,7 +67,7 @@ def listing(
     given: Given,
     asking: Asking,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    page: str | None = None,
+    page: Annotated[str | None, Query(min_length=1, max_length=64)] = None,
     phase: Annotated[list[Phase], Query(description="any of these")] = [],  # noqa: B006  # never changed
     name: Annotated[str, Query(max_length=64, description="as a whole, or how it begins with * at its end")] = "",
     label: Annotated[list[str], Query(max_length=16, description="key=value, or key; all must hold")] = [],  # noqa: B006
@@ -83,7 +83,7 @@ def listing(
     )
 
 
-@router.get("/{uid}", responses=MISSING)
+@router.get("/{uid:word}", responses=MISSING)
 def one(given: Given, uid: Uid, response: Response) -> JobView:
     """The ETag is what a change of the job has to name."""
     row = given.store.job(uid)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from api import checks, planview
 from api.door import Given
 from api.routes.jobs import REFUSED
+from api.sent import Sent
 from api.views import PlanView
 from service.contracts import errors, job
-from service.contracts.status import View
 from service.core.plan import fleetfile
 
 router = APIRouter(prefix="/v1", tags=["plan"])
@@ -20,10 +20,8 @@ router = APIRouter(prefix="/v1", tags=["plan"])
 MOST_TOKENS = 1e18
 
 
-class Asked(View):
+class Asked(Sent):
     """`job` is what would be submitted; `fleet`, where it is not the one that is seen, has racks or nodes."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     job: dict[str, Any]
     fleet: dict[str, Any] | None = None

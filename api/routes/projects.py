@@ -7,12 +7,12 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from api.door import Given
 from api.routes.jobs import REFUSED
+from api.sent import Sent
 from api.views import AuditPage, AuditView, Problem, Projects, ProjectView
-from service.contracts.status import View
 
 router = APIRouter(prefix="/v1", tags=["projects"])
 
@@ -21,16 +21,12 @@ MISSING: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description
 Slots = Annotated[int | None, Field(gt=0, le=1_000_000, description="that its jobs may hold together; null: no bound")]
 
 
-class Asked(View):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Asked(Sent):
     name: str = Field(pattern=NAME)
     slots: Slots = None
 
 
-class Quota(View):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Quota(Sent):
     slots: Slots
 
 
@@ -46,7 +42,7 @@ def listing(given: Given) -> Projects:
     return Projects(projects=tuple(ProjectView(**dataclasses.asdict(row)) for row in given.store.access.projects()))
 
 
-@router.put("/projects/{name}/quota", responses={**MISSING, **REFUSED})
+@router.put("/projects/{name:word}/quota", responses={**MISSING, **REFUSED})
 def quota(given: Given, name: str, asked: Quota) -> ProjectView:
     """From now on; what runs goes on."""
     return ProjectView(**dataclasses.asdict(given.store.access.set_slots(name, asked.slots)))

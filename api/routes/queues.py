@@ -7,13 +7,13 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from api.door import Given
 from api.routes.jobs import REFUSED
 from api.routes.projects import NAME
+from api.sent import Sent
 from api.views import Problem, Queues, QueueView
-from service.contracts.status import View
 
 router = APIRouter(prefix="/v1/queues", tags=["queues"])
 
@@ -21,16 +21,12 @@ MISSING: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description
 Priority = Annotated[int, Field(ge=-1000, le=1000, description="jobs of a queue of a higher one come first")]
 
 
-class Asked(View):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Asked(Sent):
     name: str = Field(pattern=NAME)
     priority: Priority = 0
 
 
-class Changed(View):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Changed(Sent):
     priority: Priority
 
 
@@ -46,7 +42,7 @@ def listing(given: Given) -> Queues:
     return Queues(queues=tuple(QueueView(**dataclasses.asdict(row)) for row in given.store.access.queues()))
 
 
-@router.put("/{name}", responses={**MISSING, **REFUSED})
+@router.put("/{name:word}", responses={**MISSING, **REFUSED})
 def change(given: Given, name: str, asked: Changed) -> QueueView:
     """From now on, of all its jobs."""
     return QueueView(**dataclasses.asdict(given.store.access.set_priority(name, asked.priority)))

@@ -6,10 +6,11 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from api import checks
 from api.door import Door, Given, Uid
+from api.sent import Sent
 from api.views import Problem, Rescaled
 from service.contracts import errors
 from service.contracts.errors import PlacementRefused
@@ -27,14 +28,12 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Rescale(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Rescale(Sent):
     slots: int = Field(gt=0, le=1_000_000)
     parallel: ParallelLayout | None = Field(default=None, description="default: as in the job, with another dp")
 
 
-@router.post("/{uid}:rescale", status_code=202, responses=ANSWERS)
+@router.post("/{uid:word}:rescale", status_code=202, responses=ANSWERS)
 def rescale(
     given: Given,
     uid: Uid,

@@ -12,7 +12,7 @@ from api import feeds, following, jobview, sse
 from api.door import Given, News, Uid
 from api.views import EventsPage, Level, LogsPage, Problem
 
-router = APIRouter(prefix="/v1/jobs/{uid}", tags=["streams"])
+router = APIRouter(prefix="/v1/jobs/{uid:word}", tags=["streams"])
 
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -28,7 +28,6 @@ Limit = Annotated[int, Query(ge=1, le=5000, description="of a page")]
 Number = Annotated[int | None, Query(ge=0, lt=2**31)]
 Follow = Annotated[bool, Query(description="stream until the job is over")]
 Since = Annotated[float, Query(ge=0, le=1e12, description="Unix seconds: nothing from before")]
-Resumed = Annotated[str | None, Header(alias="Last-Event-ID", description="goes before `after`")]
 Accept = Annotated[str | None, Header()]
 
 
@@ -37,15 +36,15 @@ async def events(
     given: Given,
     news: News,
     uid: Uid,
-    after: str = "0",
+    after: Annotated[str, Query(pattern=feeds.EVENT_CURSOR)] = "0",
     follow: Follow = False,
     type: Annotated[list[str], Query(max_length=32, description="only these")] = [],  # noqa: B006
     since: Since = 0.0,
     limit: Limit = 500,
     accept: Accept = None,
-    last_event_id: Resumed = None,
+    last_event_id: Annotated[str, Header(alias="Last-Event-ID", pattern=f"^$|{feeds.EVENT_CURSOR}")] = "",
 ) -> EventsPage | Response:
-    """What happened to the job and why, oldest first, after the event `after`."""
+    """What happened to the job and why, oldest first, after the event `after`. `Last-Event-ID` goes before that."""
     await run_in_threadpool(given.store.job, uid)
     read, cursor = feeds.events(given.store, uid, type, since), last_event_id or after
     if kind := sse.wanted(accept, follow):
@@ -61,7 +60,7 @@ async def logs(
     given: Given,
     news: News,
     uid: Uid,
-    after: str = "0:0",
+    after: Annotated[str, Query(pattern=feeds.LOG_CURSOR)] = "0:0",
     follow: Follow = False,
     rank: Number = None,
     attempt: Number = None,
@@ -69,7 +68,7 @@ async def logs(
     since: Since = 0.0,
     limit: Limit = 1000,
     accept: Accept = None,
-    last_event_id: Resumed = None,
+    last_event_id: Annotated[str, Header(alias="Last-Event-ID", pattern=f"^$|{feeds.LOG_CURSOR}")] = "",
 ) -> LogsPage | Response:
     """What the ranks wrote, in the order in which it reached storage, after the line `after`."""
     row = await run_in_threadpool(given.store.job, uid)

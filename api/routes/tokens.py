@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from api import tokens
 from api.door import Given
 from api.routes.jobs import REFUSED
+from api.sent import Sent
 from api.views import MadeToken, Problem, Tokens, TokenView
-from service.contracts.status import View
 from service.store.records import Scope
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
@@ -23,9 +23,7 @@ MISSING: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Asked(View):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
+class Asked(Sent):
     name: str = Field(min_length=1, max_length=100, description="for people: whose it is")
     scope: Scope = Field(default="submit", description="read, submit, or admin; each may what the one before may")
     project: str | None = Field(default=None, max_length=63, description="null: all of them")
@@ -45,7 +43,7 @@ def listing(given: Given, project: str | None = None) -> Tokens:
     return Tokens(tokens=tuple(TokenView(**dataclasses.asdict(row)) for row in given.store.access.tokens(project)))
 
 
-@router.delete("/{id_}", status_code=204, responses=MISSING)
+@router.delete("/{id_:word}", status_code=204, responses=MISSING)
 def revoke(given: Given, id_: str) -> None:
     """It opens nothing from a few seconds from now on."""
     given.store.access.revoke(id_, time.time())

@@ -29,7 +29,7 @@ OVER = (*(phase for phase in Phase if phase.terminal), Phase.FINISHING, Phase.CA
 AT_WORK = (Phase.RUNNING,)
 
 
-@router.post("/{uid}:cancel", status_code=202, responses=ANSWERS)
+@router.post("/{uid:word}:cancel", status_code=202, responses=ANSWERS)
 def cancel(
     given: Given,
     uid: Uid,
@@ -43,7 +43,7 @@ def cancel(
     return _now(given, uid)
 
 
-@router.post("/{uid}:suspend", status_code=202, responses=ANSWERS)
+@router.post("/{uid:word}:suspend", status_code=202, responses=ANSWERS)
 def suspend(given: Given, uid: Uid) -> JobView:
     """Have the job hold nothing until it is resumed. The step under way is completed and becomes a checkpoint."""
     _unless(given.store.job(uid), OVER, "suspended any more")
@@ -51,7 +51,7 @@ def suspend(given: Given, uid: Uid) -> JobView:
     return _now(given, uid)
 
 
-@router.post("/{uid}:resume", status_code=202, responses=ANSWERS)
+@router.post("/{uid:word}:resume", status_code=202, responses=ANSWERS)
 def resume(given: Given, uid: Uid) -> JobView:
     """Have a job that was suspended go on: it waits for its slots like a new one."""
     row = given.store.job(uid)
@@ -62,7 +62,7 @@ def resume(given: Given, uid: Uid) -> JobView:
     return _now(given, uid)
 
 
-@router.post("/{uid}:checkpoint", status_code=202, responses=ANSWERS)
+@router.post("/{uid:word}:checkpoint", status_code=202, responses=ANSWERS)
 def checkpoint(given: Given, uid: Uid) -> JobView:
     """Have the step under way written to storage; the job goes on. An event, `CheckpointPublished`, tells when."""
     _only(given.store.job(uid), "save")
@@ -70,7 +70,7 @@ def checkpoint(given: Given, uid: Uid) -> JobView:
     return _now(given, uid)
 
 
-@router.post("/{uid}:restart", status_code=202, responses=ANSWERS)
+@router.post("/{uid:word}:restart", status_code=202, responses=ANSWERS)
 def restart(given: Given, uid: Uid) -> JobView:
     """Have its gang end after the step under way and start again, with its state from memory."""
     _only(given.store.job(uid), "start again")
@@ -79,7 +79,7 @@ def restart(given: Given, uid: Uid) -> JobView:
 
 
 @router.patch(
-    "/{uid}",
+    "/{uid:word}",
     responses={
         **ANSWERS,
         412: {"model": Problem, "description": "its spec has changed meanwhile"},
@@ -100,10 +100,10 @@ def change(
     if if_match is None:
         raise errors.Unconditional("If-Match is needed", hint=f"send If-Match: {jobview.tag(row)}", field="If-Match")
     _unless(row, [phase for phase in Phase if phase.terminal], "changed any more")
+    spec = amending.applied(given, row, body)
     if if_match not in (jobview.tag(row), "*"):
         hint = f"read the job again: its ETag is {jobview.tag(row)}"
         raise errors.Changed(f"job {uid} has changed since it was {if_match}", hint=hint, field="If-Match")
-    spec = amending.applied(given, row, body)
     changed = given.store.change(uid, row.generation, spec.model_dump(mode="json"), time.time())
     response.headers["ETag"] = jobview.tag(changed)
     return jobview.of(changed, given.storage_root, time.time())

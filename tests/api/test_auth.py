@@ -28,7 +28,7 @@ WRONG = {
 def routes(found: Iterable[object]) -> Iterator[tuple[str, str]]:
     for route in found:
         for method in sorted(getattr(route, "methods", None) or ()):
-            yield method, route.path.replace("{uid}", "topics-00000000")
+            yield method, route.path.replace(":word}", "}").replace("{uid}", "topics-00000000")
         yield from routes(getattr(getattr(route, "original_router", None), "routes", ()))
 
 

@@ -103,4 +103,5 @@ def test_what_the_status_says_of_a_job_that_waits(world: World) -> None:
     assert (view.status.position, view.status.observed_generation, view.generation) == (1, 1, 1)
     admitted = next(one for one in view.status.conditions if one.type == "Admitted")
     assert (admitted.status, admitted.reason) == (False, "Pending")
-    assert admitted.message == view.reason == "needs 4 slots; the fleet has no cpu node; it would not fit if all were free"
+    assert admitted.message == view.reason
+    assert view.reason == "needs 4 slots; the fleet has no cpu node; it would not fit if all were free"

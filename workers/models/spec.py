@@ -5,9 +5,10 @@ Every value that can be built here can be built as a model; an impossible one ra
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -20,6 +21,30 @@ class Spec(BaseModel):
     """Frozen, and strict: an unknown field is an error, and so is a number that is not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth(cls, value: Any, known: ValidationInfo) -> Any:
+        return without_truth(cls, value, known)
+
+
+def without_truth(spec: type[BaseModel], value: Any, known: ValidationInfo) -> Any:
+    """The value as it is; ValueError where a number is `true` or `false`, which Python takes for one."""
+    items = value if isinstance(value, list | tuple) else (value,)
+    if any(isinstance(item, bool) for item in items) and not _truthful(spec, known.field_name or ""):
+        raise ValueError(f"should not be {str(value).lower()}")
+    return value
+
+
+@functools.cache
+def _truthful(spec: type[BaseModel], name: str) -> bool:
+    """Whether the field may be true or false."""
+    return not {bool, Any}.isdisjoint(_leaves(spec.model_fields[name].annotation))
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    inner = get_args(annotation)
+    return {annotation} if not inner else set().union(*map(_leaves, inner))
 
 
 class ExpertSpec(Spec):
