@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors as problems
+from api.ledger import Ledger
 from api.principal import Principal, needed
 from api.tokens import Keys
 from service.contracts import errors
@@ -34,6 +35,7 @@ class Bearer:
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app, self._keys = app, keys
+        self._ledger = Ledger(keys.access)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
@@ -64,22 +66,18 @@ class Bearer:
         raise _refusal(headers)
 
     async def _noted(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 500
+        who, what = (principal.name, principal.project), (scope["method"], scope["path"])
 
         async def sender(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                await self._ledger.note(Audit(0, time.time(), *who, *what, message["status"]))
             await send(message)
 
         try:
             await self._app(scope, receive, sender)
-        finally:
-            entry = Audit(0, time.time(), principal.name, principal.project, scope["method"], scope["path"], status)
-            try:
-                await run_in_threadpool(self._keys.access.note, entry)
-            except errors.ClusterError as error:  # the request itself could not have changed anything either
-                log.warning("not noted", extra={"data": {"target": entry.target, "error": error.message}})
+        except Exception:
+            await self._ledger.note(Audit(0, time.time(), *who, *what, 500))
+            raise
 
 
 def _forbidden(principal: Principal, wants: str) -> errors.Forbidden:

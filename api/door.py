@@ -7,6 +7,7 @@ import re
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 
 from api.hub import Hub
 from api.principal import Principal
@@ -28,19 +29,19 @@ class Door:
         return (self.storage_root, *self.allowed_roots)
 
 
-def door(request: Request) -> Door:
+async def door(request: Request) -> Door:
     found = request.app.state.door
     assert isinstance(found, Door)
     return found
 
 
-def principal(request: Request) -> Principal:
+async def principal(request: Request) -> Principal:
     found = request.state.principal
     assert isinstance(found, Principal)
     return found
 
 
-def hub(request: Request) -> Hub:
+async def hub(request: Request) -> Hub:
     found = request.app.state.hub
     assert isinstance(found, Hub)
     return found
@@ -51,7 +52,7 @@ News = Annotated[Hub, Depends(hub)]
 Asking = Annotated[Principal, Depends(principal)]
 
 
-def named(given: Given, asking: Asking, uid: str) -> str:
+def named(given: Door, asking: Principal, uid: str) -> str:
     """The uid of a job that whoever asks may see. A string of another shape names none, and never reaches the store;
     another project's job is none either."""
     if UID.fullmatch(uid) and (asking.project is None or asking.sees(given.store.job(uid).project)):
@@ -59,4 +60,11 @@ def named(given: Given, asking: Asking, uid: str) -> str:
     raise errors.NotFound(f"there is no job {uid!r}", hint="GET /v1/jobs lists them", field="uid")
 
 
-Uid = Annotated[str, Depends(named)]
+async def _named(given: Given, asking: Asking, uid: str) -> str:
+    """On a thread only where the store has to be asked."""
+    if asking.project is None:
+        return named(given, asking, uid)
+    return await run_in_threadpool(named, given, asking, uid)
+
+
+Uid = Annotated[str, Depends(_named)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Sequence
 
 from api import checkpoints, checks, door, jobview
 from api.door import Door
@@ -12,7 +13,7 @@ from api.principal import Principal
 from service.contracts import errors
 from service.contracts.job import InitFrom, JobSpec
 from service.contracts.status import JobStatus, Progress
-from service.store.records import JobRow
+from service.store.records import JobRow, NodeRow
 from workers import cursor
 from workers.spec import ParallelLayout
 
@@ -22,13 +23,14 @@ def submit(
 ) -> tuple[JobRow, bool]:
     """The job and whether it is new. Conflict without a field: the key was another request's. NotFound: no such
     project, or not his."""
-    project = given.store.access.project(asking.works_in(project)).name
+    found, queues, nodes = given.store.admission(asking.works_in(project))
+    project = found.name
     key = None if key is None else f"{project}/{key}"
     digest = hashlib.sha256(json.dumps(spec.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
     # Before the checks: what was accepted once is answered again, also when it would no longer fit.
     if key is not None and (known := given.store.submitted(key, digest, now)):
         return known, False
-    spec = checked(given, asking, spec)
+    spec = checked(given, asking, spec, queues, nodes)
     start = spec.init_from
     origin = "" if start is None else f", to begin at step {start.step} of {start.job}"
     return given.store.submit(
@@ -44,10 +46,9 @@ def submit(
     )
 
 
-def checked(given: Door, asking: Principal, spec: JobSpec) -> JobSpec:
+def checked(given: Door, asking: Principal, spec: JobSpec, queues: Sequence[str], nodes: Sequence[NodeRow]) -> JobSpec:
     """The job as it is kept, its beginning looked up. Errors as for `beginning`, and of the checks."""
-    queues = [known.name for known in given.store.access.queues()]
-    checks.submission(spec, given.store.nodes(), given.roots, given.models, queues)
+    checks.submission(spec, nodes, given.roots, given.models, queues)
     if spec.init_from is None:
         return spec
     return spec.model_copy(update={"init_from": beginning(given, asking, spec, spec.init_from)})

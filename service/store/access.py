@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 
 from service.contracts.errors import Conflict, NotFound
 from service.store import database, models, records
+
+_PROJECT = sa.select(models.projects).where(models.projects.c.name == sa.bindparam("given"))
 
 
 class Access:
@@ -27,12 +31,12 @@ class Access:
         table = models.projects
         with self._database.write() as connection:
             connection.execute(sa.update(table).where(table.c.name == name).values(slots=slots))
-            return _project(connection, name)
+            return project(connection, name)
 
     def project(self, name: str) -> records.ProjectRow:
         """NotFound when there is none."""
         with self._database.read() as connection:
-            return _project(connection, name)
+            return project(connection, name)
 
     def projects(self) -> list[records.ProjectRow]:
         """By name."""
@@ -78,7 +82,7 @@ class Access:
         fields = {name: getattr(row, name) for name in records.TokenRow.__slots__}
         with self._database.write() as connection:
             if row.project is not None:
-                _project(connection, row.project)
+                project(connection, row.project)
             connection.execute(sa.insert(models.tokens).values(**fields, digest=digest))
 
     def token(self, id_: str) -> tuple[records.TokenRow, str] | None:
@@ -110,11 +114,13 @@ class Access:
             revoked = sa.update(table).where(table.c.id == id_, table.c.revoked_at.is_(None))
             connection.execute(revoked.values(revoked_at=at))
 
-    def note(self, entry: records.Audit) -> None:
+    def note(self, entries: Sequence[records.Audit]) -> None:
         """Somebody changed something, or tried to."""
-        fields = {name: getattr(entry, name) for name in records.Audit.__slots__ if name != "id"}
+        names = [name for name in records.Audit.__slots__ if name != "id"]
         with self._database.write() as connection:
-            connection.execute(sa.insert(models.audit).values(**fields))
+            connection.execute(
+                sa.insert(models.audit), [{name: getattr(one, name) for name in names} for one in entries]
+            )
 
     def audit(self, project: str | None, after: int = 0, limit: int = 500) -> list[records.Audit]:
         """Oldest first; of one project, or all. `after`: the id of the last one seen."""
@@ -127,9 +133,8 @@ class Access:
             return [records.Audit(**row) for row in rows]
 
 
-def _project(connection: sa.Connection, name: str) -> records.ProjectRow:
-    query = sa.select(models.projects).where(models.projects.c.name == name)
-    row = connection.execute(query).mappings().one_or_none()
+def project(connection: sa.Connection, name: str) -> records.ProjectRow:
+    row = connection.execute(_PROJECT, {"given": name}).mappings().one_or_none()
     if row is None:
         raise NotFound(f"there is no project {name}", field="project")
     return records.ProjectRow(**row)

@@ -11,10 +11,16 @@ import sqlalchemy as sa
 
 from service.store import models
 
+_value = models.counters.c.value
+_ADVANCE = (
+    sa.update(models.counters)
+    .where(models.counters.c.name == sa.bindparam("counter"))
+    .values(value=_value + sa.bindparam("count"))
+    .returning(_value)
+)
+
 
 def draw(connection: sa.Connection, name: str, count: int = 1) -> range:
     """The next `count` numbers."""
-    value = models.counters.c.value
-    advance = sa.update(models.counters).where(models.counters.c.name == name).values(value=value + count)
-    last: int = connection.execute(advance.returning(value)).scalar_one()
+    last: int = connection.execute(_ADVANCE, {"counter": name, "count": count}).scalar_one()
     return range(last - count + 1, last + 1)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from service.contracts.errors import StoreUnavailable, UserError
 
 BUSY_S = 10.0
+IDLE_S = 1.0
 _FORMS = "sqlite:////folder/store.sqlite3 or postgresql://user:password@host/database"
 
 
@@ -79,7 +81,13 @@ class Database:
         if self.kind == "sqlite":
             event.listen(self._engine, "connect", _configure)
             event.listen(self._engine, "begin", _begin)
+        else:
+            event.listen(self._engine, "checkin", _used)
+            event.listen(self._engine, "checkout", _alive)
         self._writer = self._engine.execution_options(phalanx_begin="BEGIN IMMEDIATE")
+        self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        # SQLite has one writer, and who finds it taken sleeps: threads of one process need not.
+        self._turn = threading.Lock() if self.kind == "sqlite" else contextlib.nullcontext()
 
     def __str__(self) -> str:
         return self.url.render_as_string(hide_password=True)
@@ -91,13 +99,19 @@ class Database:
             yield connection
 
     @contextlib.contextmanager
+    def ask(self) -> Iterator[sa.Connection]:
+        """For one query: nothing is begun or ended around it."""
+        with self._failures(), self._single.connect() as connection:
+            yield connection
+
+    @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """A transaction that commits at the end, or writes nothing when an error leaves it.
 
         SQLite takes its one write lock at the start: a transaction that first reads and then writes could
         otherwise find its reading outdated and fail without waiting.
         """
-        with self._failures(), self._writer.begin() as connection:
+        with self._failures(), self._turn, self._writer.begin() as connection:
             yield connection
 
     def close(self) -> None:
@@ -145,7 +159,21 @@ def lock_schema(connection: sa.Connection) -> None:
 def _options(kind: str) -> dict[str, Any]:
     if kind == "sqlite":
         return {"connect_args": {"timeout": BUSY_S}}
-    return {"pool_pre_ping": True, "connect_args": {"connect_timeout": int(BUSY_S)}}
+    return {"connect_args": {"connect_timeout": int(BUSY_S)}}
+
+
+def _used(connection: Any, record: Any) -> None:
+    record.info["used_at"] = time.monotonic()
+
+
+def _alive(connection: Any, record: Any, _: Any) -> None:
+    """A connection that was idle for a while may have lost its server: it is asked before it is used."""
+    if time.monotonic() - record.info.get("used_at", 0.0) > IDLE_S:
+        try:
+            connection.execute("SELECT 1")
+            connection.rollback()
+        except Exception as error:
+            raise exc.DisconnectionError(str(error)) from error
 
 
 def _configure(connection: sqlite3.Connection, _: object) -> None:
@@ -164,6 +192,8 @@ def _configure(connection: sqlite3.Connection, _: object) -> None:
 
 
 def _begin(connection: sa.Connection) -> None:
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return
     connection.exec_driver_sql(connection.get_execution_options().get("phalanx_begin", "BEGIN"))
 
 

@@ -14,14 +14,27 @@ import sqlalchemy as sa
 
 from service.contracts.errors import Changed, Conflict, NotFound
 from service.contracts.job import Phase
+from service.store import access, counters, database, found, lease, models, records, schema
 from service.store import changes as writer
-from service.store import counters, database, found, lease, models, records, schema
 from service.store.access import Access
 
 KEY_KEPT_S = 86_400.0
+KEYS_CLEARED = 100  # jobs between two looks for keys that have expired
+UNSEEN = "not yet seen by the controller"
 
 _ENDED = tuple(phase.value for phase in Phase if phase.terminal)
 _JOB = [column for column in models.jobs.c if column.name != "core"]
+
+# Asked with every request: built once.
+_ONE = sa.select(*_JOB).where(models.jobs.c.uid == sa.bindparam("given"))
+_ADD_JOB = sa.insert(models.jobs)
+_KEY = sa.select(models.submissions).where(
+    models.submissions.c.key == sa.bindparam("given"), models.submissions.c.at > sa.bindparam("since")
+)
+_ADD_KEY = sa.insert(models.submissions)
+_DROP_KEY = sa.delete(models.submissions).where(models.submissions.c.key == sa.bindparam("given"))
+_QUEUES = sa.select(models.queues.c.name).order_by(models.queues.c.name)
+_NODES = sa.select(models.nodes).order_by(models.nodes.c.name, models.nodes.c.id)
 
 
 class Store:
@@ -67,32 +80,33 @@ class Store:
             if key is not None and (known := _submitted(connection, key, digest, at)):
                 connection.rollback()
                 return known, False
-            connection.execute(
-                sa.insert(models.jobs).values(
-                    uid=uid,
-                    seq=seq,
-                    name=name,
-                    phase=Phase.QUEUED.value,
-                    reason="not yet seen by the controller",
-                    spec=spec,
-                    status=status,
-                    created_at=at,
-                    updated_at=at,
-                    cancel_requested=False,
-                    project=project,
-                )
+            row = records.JobRow(
+                uid, seq, name, Phase.QUEUED.value, UNSEEN, dict(spec), dict(status), at, at, None, False, project
             )
-            _label(connection, uid, spec)
+            fields = {name: getattr(row, name) for name in records.JobRow.__slots__}
+            connection.execute(_ADD_JOB, {**fields, "core": None})
+            if labels := spec.get("labels"):
+                rows = [{"key": label, "value": value, "seq": seq} for label, value in labels.items()]
+                connection.execute(sa.insert(models.job_labels), rows)
             if key is not None:
                 keys = models.submissions
-                connection.execute(sa.delete(keys).where(keys.c.at <= at - KEY_KEPT_S))
-                connection.execute(sa.insert(keys).values(key=key, digest=digest, job=uid, at=at))
+                if seq % KEYS_CLEARED == 0:
+                    connection.execute(sa.delete(keys).where(keys.c.at <= at - KEY_KEPT_S))
+                connection.execute(_DROP_KEY, {"given": key})  # one that has expired
+                connection.execute(_ADD_KEY, {"key": key, "digest": digest, "job": uid, "at": at})
             writer.add_events(connection, [(uid, at, "JobSubmitted", f"job {name} was submitted{origin}", {})])
-            return _job(connection, uid), True
+            return row, True
+
+    def admission(self, project: str) -> tuple[records.ProjectRow, list[str], list[records.NodeRow]]:
+        """What a new job is checked against: its project, the names of the queues, the fleet. NotFound: no project."""
+        with self._database.ask() as connection:
+            found = access.project(connection, project)
+            queues = list(connection.execute(_QUEUES).scalars())
+            return found, queues, [records.NodeRow(**row) for row in connection.execute(_NODES).mappings()]
 
     def submitted(self, key: str, digest: str, at: float) -> records.JobRow | None:
         """The job that this `key` and `digest` made within a day, if any; Conflict as for `submit`."""
-        with self._database.read() as connection:
+        with self._database.ask() as connection:
             return _submitted(connection, key, digest, at)
 
     def cancel(self, uid: str, at: float, graceful: bool = False) -> None:
@@ -157,7 +171,7 @@ class Store:
 
     def job(self, uid: str) -> records.JobRow:
         """NotFound when there is none."""
-        with self._database.read() as connection:
+        with self._database.ask() as connection:
             return _job(connection, uid)
 
     def core(self, uid: str) -> dict[str, Any] | None:
@@ -350,12 +364,12 @@ class Store:
         return [(records.JobRow(**row), core) for row, core in zip(rows, cores, strict=True)]
 
     def _rows(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
-        with self._database.read() as connection:
+        with self._database.ask() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def _job(connection: sa.Connection, uid: str) -> records.JobRow:
-    row = connection.execute(sa.select(*_JOB).where(models.jobs.c.uid == uid)).mappings().one_or_none()
+    row = connection.execute(_ONE, {"given": uid}).mappings().one_or_none()
     if row is None:
         raise NotFound(f"no job {uid}")
     return records.JobRow(**row)
@@ -372,9 +386,7 @@ def _label(connection: sa.Connection, uid: str, spec: records.Document) -> None:
 
 
 def _submitted(connection: sa.Connection, key: str, digest: str, at: float) -> records.JobRow | None:
-    keys = models.submissions
-    query = sa.select(keys).where(keys.c.key == key, keys.c.at > at - KEY_KEPT_S)
-    known = connection.execute(query).one_or_none()
+    known = connection.execute(_KEY, {"given": key, "since": at - KEY_KEPT_S}).one_or_none()
     if known is None:
         return None
     if known.digest != digest:

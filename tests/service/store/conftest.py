@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,36 +14,17 @@ from sqlalchemy.schema import CreateSchema
 
 from service.store.jobs import Store
 from service.store.records import JobRow
+from tests import postgres
 
 _numbers = itertools.count(1)
 
 
-def _program(name: str) -> str | None:
-    known = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return shutil.which(name, path=os.pathsep.join([*map(str, known), os.environ.get("PATH", "")]))
-
-
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[sa.URL]:
-    """A server that listens on a socket in a folder of its own."""
-    initdb, control = _program("initdb"), _program("pg_ctl")
-    if initdb is None or control is None or importlib.util.find_spec("psycopg") is None:
+    if not postgres.found():
         pytest.skip("needs PostgreSQL's initdb and pg_ctl, and psycopg")
-    user = "postgres" if os.geteuid() == 0 else None  # it refuses to run as root
-    with tempfile.TemporaryDirectory(prefix="phalanx-pg-") as folder:
-        if user:
-            shutil.chown(folder, user)
-
-        def run(*command: str) -> None:
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, user=user, cwd=folder, env={"LC_ALL": "C"})
-
-        data, options = f"{folder}/data", f"-k {folder} -c listen_addresses= -c fsync=off"
-        run(initdb, "-D", data, "-U", "phalanx", "-E", "UTF8", "-A", "trust", "--no-sync")
-        run(control, "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
-        try:
-            yield sa.URL.create("postgresql+psycopg", "phalanx", database="postgres", query={"host": folder})
-        finally:
-            run(control, "-D", data, "-m", "immediate", "-w", "stop")
+    with postgres.server() as server:
+        yield server.url
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.server)])

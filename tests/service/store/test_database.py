@@ -121,7 +121,9 @@ def test_a_database_that_is_down(postgresql: sa.URL, tmp_path: Path) -> None:
     assert "secret" not in f"{refused.value} {refused.value.hint}"
 
 
-def test_a_broken_connection_is_replaced(postgresql: sa.URL) -> None:
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_broken_connection_is_replaced(postgresql: sa.URL, monkeypatch: pytest.MonkeyPatch, idle: bool) -> None:
+    monkeypatch.setattr(database, "IDLE_S", 0.0 if idle else 60.0)
     opened = database.Database(postgresql.render_as_string(hide_password=False))
     pid = sa.select(sa.func.pg_backend_pid())
     with opened.read() as connection:
@@ -129,6 +131,9 @@ def test_a_broken_connection_is_replaced(postgresql: sa.URL) -> None:
     other = database.Database(postgresql.render_as_string(hide_password=False))
     with other.read() as connection:
         connection.execute(sa.select(sa.func.pg_terminate_backend(first)))
+    if not idle:  # once: the others of the pool are given up with it
+        with pytest.raises(StoreUnavailable), opened.read() as connection:
+            connection.execute(pid)
     with opened.read() as connection:
         assert connection.execute(pid).scalar_one() != first
     opened.close()
