@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors as problems
 from api.ledger import Ledger
-from api.principal import Principal, needed
+from api.principal import READS, Principal, needed
 from api.tokens import Keys
 from service.contracts import errors
 from service.store.records import Audit
@@ -52,7 +52,7 @@ class Bearer:
             await problems.answer(_forbidden(principal, wants))(scope, receive, send)
             return
         scope.setdefault("state", {})["principal"] = principal
-        if wants == "read":
+        if wants == "read" or method in READS:
             await self._app(scope, receive, send)
         else:
             await self._noted(principal, scope, receive, send)

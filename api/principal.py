@@ -11,6 +11,8 @@ from service.store.records import Scope
 SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
 """Each may what the ones before it may."""
 
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+
 ADMIN = re.compile(r"/v1/(projects|queues|tokens|audit|nodes)(/.*|:.*)?")
 """Paths on which a change is the operator's; tokens, projects and the audit log are for his eyes alone as well."""
 PRIVATE = re.compile(r"/v1/(projects|tokens|audit)(/.*|:.*)?")
@@ -45,7 +47,7 @@ ROOT = Principal("root", "admin")
 
 def needed(method: str, path: str) -> Scope:
     """What a request needs, by its method and path alone: no route can be forgotten."""
-    reads = method in ("GET", "HEAD", "OPTIONS")
+    reads = method in READS
     if (PRIVATE if reads else ADMIN).fullmatch(path):
         return "admin"
     return "read" if reads or path == "/v1/plan" else "submit"
