@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from api import access, auth, bodies, document, errors, words  # noqa: F401  # words: paths are written with it
 from api.door import Door
 from api.hub import Hub
+from api.oidc import Issuer, Trust
 from api.routes import (
     checkpoints,
     details,
@@ -34,10 +35,15 @@ log = logging.getLogger("phalanx.api")
 
 
 def create_app(
-    store: Store, token: str, storage_root: str, allowed_roots: Sequence[str] = (), models: Sequence[str] = ()
+    store: Store,
+    token: str,
+    storage_root: str,
+    allowed_roots: Sequence[str] = (),
+    models: Sequence[str] = (),
+    trust: Trust | None = None,
 ) -> FastAPI:
     """`allowed_roots`: where besides `storage_root` checkpoints may be kept. `models`: the packages and modules that
-    a job's own model may come from. The caller closes the store.
+    a job's own model may come from. `trust`: whose tokens open it besides its own. The caller closes the store.
     """
     app = FastAPI(
         title="Phalanx",
@@ -54,7 +60,7 @@ def create_app(
         app.include_router(routes.router)
     document.install(app)
     app.add_middleware(bodies.Bounded)  # added last is asked first
-    app.add_middleware(auth.Bearer, keys=Keys(store.access, token))
+    app.add_middleware(auth.Bearer, keys=Keys(store.access, token, issuer=Issuer(trust) if trust else None))
     app.add_middleware(access.Access)
     return app
 

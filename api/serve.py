@@ -12,7 +12,7 @@ from types import FrameType
 
 import uvicorn
 
-from api import app, auth
+from api import app, auth, oidc
 from api.hub import Hub
 from service.contracts import errors
 from service.settings import Settings
@@ -54,7 +54,7 @@ def run(settings: Settings) -> None:
     store = Store.open(settings.store)
     try:
         config = uvicorn.Config(
-            app.create_app(store, token, settings.storage, settings.allowed_roots, settings.models),
+            app.create_app(store, token, settings.storage, settings.allowed_roots, settings.models, _trust(settings)),
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=GRACE_S,
@@ -64,6 +64,12 @@ def run(settings: Settings) -> None:
     finally:
         store.close()
         listener.close()
+
+
+def _trust(settings: Settings) -> oidc.Trust | None:
+    if not settings.oidc_issuer:
+        return None
+    return oidc.Trust(settings.oidc_issuer, settings.oidc_audience, oidc.roles(settings.oidc_groups))
 
 
 def listen(host: str, port: int) -> socket.socket:

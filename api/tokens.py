@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from api.oidc import Issuer
 from api.principal import ROOT, Principal
 from service.store.access import Access
 from service.store.records import Scope, TokenRow
@@ -42,8 +43,10 @@ def digest(secret: str) -> str:
 class Keys:
     """Who holds which token; what was looked up is known for a while."""
 
-    def __init__(self, access: Access, root: str, clock: Callable[[], float] = time.time) -> None:
-        self.access, self.root, self.clock = access, root.encode(), clock
+    def __init__(
+        self, access: Access, root: str, clock: Callable[[], float] = time.time, issuer: Issuer | None = None
+    ) -> None:
+        self.access, self.root, self.clock, self.issuer = access, root.encode(), clock, issuer
         self.lock = threading.Lock()
         self.known: dict[str, tuple[float, Principal]] = {}  # digest of the whole token -> until when
 
@@ -59,6 +62,8 @@ class Keys:
         if (known := self.remembered(text)) is not None:
             return known
         shaped = SHAPE.fullmatch(text)
+        if shaped is None and self.issuer is not None and text.count(".") == 2:
+            return self.issuer.holder(text)
         found = self.access.token(shaped[1]) if shaped else None
         if shaped is None or found is None:
             return None

@@ -34,6 +34,9 @@ class Settings:
     kernel_log: str = "/dev/kmsg"  # of each node; `{node}` stands for its name
     limits: Limits = liveness.DEFAULT
     api_drain_s: float = 0.0  # that the API still answers, though it says that it is not ready, once it is to end
+    oidc_issuer: str = ""  # URL whose tokens open the API too
+    oidc_audience: str = "phalanx"
+    oidc_groups: str = ""  # what their groups may
     models: tuple[str, ...] = ()  # packages and modules whose classes a job may name as its model.family
 
     @classmethod
@@ -61,6 +64,9 @@ class Settings:
             kernel_log=str(_path("PHALANX_KERNEL_LOG", given.get("PHALANX_KERNEL_LOG", "/dev/kmsg"))),
             limits=_limits("PHALANX_LIMITS", given.get("PHALANX_LIMITS", "")),
             api_drain_s=_seconds("PHALANX_API_DRAIN_S", given.get("PHALANX_API_DRAIN_S", "0"), least=0.0),
+            oidc_issuer=given.get("PHALANX_OIDC_ISSUER", ""),
+            oidc_audience=given.get("PHALANX_OIDC_AUDIENCE", "phalanx"),
+            oidc_groups=given.get("PHALANX_OIDC_GROUPS", ""),
             models=_modules("PHALANX_MODELS", given.get("PHALANX_MODELS", "")),
         )
 
