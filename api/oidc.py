@@ -1,7 +1,7 @@
 """Bearer tokens of an OpenID Connect issuer: signature, issuer, audience and time are checked, groups become roles.
 
-`PHALANX_OIDC_GROUPS` says what members of a group may: `ml-admins=admin,vision-team=submit:vision,everyone=read`. A member
-of several may the most of what they allow; where that is in one project only, in that one.
+`PHALANX_OIDC_GROUPS` says what members of a group may: `ml-admins=admin,vision-team=submit:vision,everyone=read`. Of a
+member's roles one counts: what is for all projects before what is for one, then what allows more.
 """
 
 from __future__ import annotations

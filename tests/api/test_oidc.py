@@ -135,6 +135,8 @@ def test_who_signs_with_another_key_or_none_opens_nothing(provider: Provider) ->
 def test_keys_that_were_changed_are_found(provider: Provider) -> None:
     mine = issuer(provider)
     assert mine.holder(provider.token()) is not None
+    assert mine._keys is not None
+    mine._keys.cooldown_duration = 0  # between two looks for a key that is not known
     provider.keys["two"] = rsa.generate_private_key(65537, 2048)
     assert mine.holder(provider.token(kid="two")) is not None
 
