@@ -36,9 +36,8 @@ def victims(job: Job, jobs: Iterable[Job], queues: Queues, fleet: Fleet, barred:
         return [], False
     shrinkable = [one for one in candidates if one.layout is not None and elastic.least(one) < one.layout.world]
     for smaller, pool in ((True, shrinkable), (False, candidates)):
-        for count in range(1, len(pool) + 1):
-            if _fits(job, others, pool[:count], fleet, barred, smaller):
-                return _needed(job, others, pool[:count], fleet, barred, smaller), smaller
+        if count := _enough(job, others, pool, fleet, barred, smaller):
+            return _needed(job, others, pool[:count], fleet, barred, smaller), smaller
     return [], False
 
 
@@ -52,6 +51,21 @@ def fit(job: Job, fleet: Fleet, taken: Taken, most: int | None = None) -> Fit | 
             pass
     below = wants if most is None else min(wants, most + 1)
     return elastic.largest(job, fleet, taken, least - 1, below, "no more is free") if least < below else None
+
+
+def _enough(job: Job, others: Sequence[Job], pool: Sequence[Job], fleet: Fleet, barred: Taken, smaller: bool) -> int:
+    """How many of the first of `pool` make room; 0: not all of them would. More of them make more room, so that it is
+    looked for by halves."""
+    if not pool or not _fits(job, others, pool, fleet, barred, smaller):
+        return 0
+    few, enough = 0, len(pool)
+    while enough - few > 1:
+        half = (few + enough) // 2
+        if _fits(job, others, pool[:half], fleet, barred, smaller):
+            enough = half
+        else:
+            few = half
+    return enough
 
 
 def _needed(
@@ -68,10 +82,10 @@ def _needed(
 
 def _fits(job: Job, others: Sequence[Job], chosen: Sequence[Job], fleet: Fleet, barred: Taken, smaller: bool) -> bool:
     """Whether there is room for the job once all of `chosen` have ended; with `smaller`, then for each of them too."""
-    taken = set(queue.taken(other for other in others if other not in chosen) | barred)
-    free = sum(node.slots for node in fleet.nodes if node.device == job.spec.resources.device)
-    free -= sum(node in {one.id for one in fleet.nodes} for node, _ in taken)
-    if free < elastic.least(job):
+    leaving = {one.uid for one in chosen}
+    taken = set(queue.taken(other for other in others if other.uid not in leaving) | barred)
+    there = {node.id: node.slots for node in fleet.nodes if node.device == job.spec.resources.device}
+    if sum(there.values()) - sum(node in there for node, _ in taken) < elastic.least(job):
         return False
     for one in (job, *reversed(chosen)) if smaller else (job,):
         found = fit(one, fleet, taken)

@@ -12,6 +12,7 @@ size, and get their spares and standbys.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -82,6 +83,7 @@ def _place(turn: Turn, usable: Fleet, barred: Taken) -> Job | None:
     head: Job | None = None
     short = False  # the head is: it does not only stop or back off
     fills, ahead = FILLS, 0
+    free: Counter[str] | None = None  # slots that nobody holds, by device; None: to be counted
     for uid in [job.uid for job in queue.order(turn.jobs.values(), turn.queues)]:
         job = turn.jobs[uid] = _at(turn.jobs[uid], ahead + 1)
         allowed = _allowed(turn, job)
@@ -96,12 +98,26 @@ def _place(turn: Turn, usable: Fleet, barred: Taken) -> Job | None:
                 head, short = turn.jobs[uid], True
                 fills = 0 if possible and (_changing(turn) or _preempts(turn, head, usable, barred)) else fills
         elif not _goes_back(turn, job, usable, barred):
-            looks = short and fills > 0 and _free(job, usable, _held(turn, job) | barred) >= elastic.least(job)
+            free = _unheld(turn, usable, barred) if free is None else free
+            own = len(job.kept.held) if job.kept else 0
+            looks = short and fills > 0 and free[job.spec.resources.device] + own >= elastic.least(job)
             fills -= looks
             if not looks or not _fills(turn, job, head, usable, barred):
                 _behind(turn, job, head, short)
+            free = None if looks or own else free
+        else:
+            free = None
         ahead += turn.jobs[uid].phase in queue.WAITING
     return head
+
+
+def _unheld(turn: Turn, usable: Fleet, barred: Taken) -> Counter[str]:
+    devices = {node.id: node.device for node in usable.nodes}
+    free = Counter[str]()
+    for node in usable.nodes:
+        free[node.device] += node.slots
+    free.subtract(Counter(devices[node] for node, _ in queue.taken(turn.jobs.values()) | barred if node in devices))
+    return free
 
 
 def _behind(turn: Turn, job: Job, head: Job, short: bool) -> None:
