@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from importlib import metadata
 
 from fastapi import FastAPI
@@ -34,17 +35,18 @@ from service.store.jobs import Store
 log = logging.getLogger("phalanx.api")
 
 
-def create_app(
-    store: Store,
-    token: str,
-    storage_root: str,
-    allowed_roots: Sequence[str] = (),
-    models: Sequence[str] = (),
-    trust: Trust | None = None,
-) -> FastAPI:
-    """`allowed_roots`: where besides `storage_root` checkpoints may be kept. `models`: the packages and modules that
-    a job's own model may come from. `trust`: whose tokens open it besides its own. The caller closes the store.
-    """
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """What the operator allows."""
+
+    allowed_roots: tuple[str, ...] = ()  # where besides the storage root checkpoints may be kept
+    models: tuple[str, ...] = ()  # packages and modules that a job's own model may come from
+    trust: Trust | None = None  # whose tokens open the API besides its own
+    per_s: float = 0.0  # requests of each token; 0: no bound
+
+
+def create_app(store: Store, token: str, storage_root: str, rules: Rules = Rules()) -> FastAPI:  # frozen
+    """The caller closes the store."""
     app = FastAPI(
         title="Phalanx",
         version=metadata.version("phalanx"),
@@ -53,14 +55,15 @@ def create_app(
         redoc_url=None,
         lifespan=_lifespan,
     )
-    app.state.door = Door(store, storage_root, tuple(allowed_roots), tuple(models))
+    app.state.door = Door(store, storage_root, rules.allowed_roots, rules.models)
     errors.install(app)
     about_jobs = (jobs, wishes, rescale, streams, figures, details, checkpoints)
     for routes in (health, *about_jobs, fleet, plan, queues, projects, tokens):
         app.include_router(routes.router)
     document.install(app)
     app.add_middleware(bodies.Bounded)  # added last is asked first
-    app.add_middleware(auth.Bearer, keys=Keys(store.access, token, issuer=Issuer(trust) if trust else None))
+    keys = Keys(store.access, token, issuer=Issuer(rules.trust) if rules.trust else None)
+    app.add_middleware(auth.Bearer, keys=keys, per_s=rules.per_s)
     app.add_middleware(access.Access)
     return app
 

@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors as problems
 from api.ledger import Ledger
+from api.pace import Pace
 from api.principal import READS, Principal, needed
 from api.tokens import Keys
 from service.contracts import errors
@@ -33,8 +34,10 @@ class Bearer:
     `scope["state"]["principal"]` from here on.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, per_s: float = 0.0) -> None:
+        """`per_s`: requests of each token; 0: as many as it likes."""
         self._app, self._keys = app, keys
+        self._pace = Pace(per_s) if per_s else None
         self._ledger = Ledger(keys.access)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,6 +53,11 @@ class Bearer:
         wants = needed(method, path)
         if not principal.may(wants):
             await problems.answer(_forbidden(principal, wants))(scope, receive, send)
+            return
+        if self._pace is not None and (wait_s := self._pace.wait_s(principal.name)):
+            await problems.answer(errors.TooMany(f"{principal.name} asks too often", hint=f"try again in {wait_s} s"))(
+                scope, receive, with_header(send, "Retry-After", str(wait_s))
+            )
             return
         scope.setdefault("state", {})["principal"] = principal
         if wants == "read" or method in READS:
@@ -78,6 +86,15 @@ class Bearer:
         except Exception:
             await self._ledger.note(Audit(0, time.time(), *who, *what, 500))
             raise
+
+
+def with_header(send: Send, name: str, value: str) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)[name] = value
+        await send(message)
+
+    return sender
 
 
 def _forbidden(principal: Principal, wants: str) -> errors.Forbidden:

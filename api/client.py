@@ -92,6 +92,10 @@ class Client(Wire):
         """`graceful`: after the step under way, which becomes a checkpoint."""
         return self._post(JobView, f"{_path(uid)}:cancel", {"graceful": "true"} if graceful else {})
 
+    def remove(self, uid: str, data: bool = False) -> None:
+        """Forget a job that has ended; `data`: what it has in storage too."""
+        self._send(self._http.build_request("DELETE", _path(uid), params={"data": data}))
+
     def suspend(self, uid: str) -> JobView:
         """Have the job hold nothing until it is resumed; the step under way becomes a checkpoint."""
         return self._post(JobView, f"{_path(uid)}:suspend")

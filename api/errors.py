@@ -25,6 +25,7 @@ STATUS: tuple[tuple[type[errors.PhalanxError], int, Mapping[str, str]], ...] = (
     (errors.Unconditional, 428, {}),
     (errors.Unauthorized, 401, {"WWW-Authenticate": 'Bearer realm="phalanx"'}),
     (errors.Forbidden, 403, {}),
+    (errors.TooMany, 429, {}),
     (errors.UserError, 422, {}),
     (errors.ClusterError, 503, {"Retry-After": str(RETRY_AFTER_S)}),
     (errors.PhalanxError, 500, {}),

@@ -48,6 +48,8 @@ async def items(
             if known is None:
                 try:
                     known = await run_in_threadpool(turn, cursor)
+                except errors.NotFound:  # it was forgotten
+                    return
                 except errors.ClusterError as error:  # the reader comes back with its cursor
                     log.warning("stream cut", extra={"data": {"job": uid, "error": error.message}})
                     return

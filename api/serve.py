@@ -54,7 +54,7 @@ def run(settings: Settings) -> None:
     store = Store.open(settings.store)
     try:
         config = uvicorn.Config(
-            app.create_app(store, token, settings.storage, settings.allowed_roots, settings.models, _trust(settings)),
+            app.create_app(store, token, settings.storage, rules(settings)),
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=GRACE_S,
@@ -66,10 +66,11 @@ def run(settings: Settings) -> None:
         listener.close()
 
 
-def _trust(settings: Settings) -> oidc.Trust | None:
-    if not settings.oidc_issuer:
-        return None
-    return oidc.Trust(settings.oidc_issuer, settings.oidc_audience, oidc.roles(settings.oidc_groups))
+def rules(settings: Settings) -> app.Rules:
+    trust = None
+    if settings.oidc_issuer:
+        trust = oidc.Trust(settings.oidc_issuer, settings.oidc_audience, oidc.roles(settings.oidc_groups))
+    return app.Rules(settings.allowed_roots, settings.models, trust, settings.api_per_s)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import enum
 import itertools
+import json
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
+from rich.live import Live
+from rich.table import Table
 
 from api.cli import connection, jobfile, show, tables
 from api.client import Client
@@ -28,6 +33,9 @@ class Output(enum.StrEnum):
     YAML = "yaml"
 
 
+OutputOption = Annotated[Output, typer.Option("--output", "-o")]
+
+
 @app.command()
 def submit(
     context: typer.Context,
@@ -36,21 +44,23 @@ def submit(
     as_json: Annotated[bool, typer.Option("--json", help="print the job as JSON, and nothing else")] = False,
     key: Annotated[str | None, typer.Option(help="idempotency key: the same one never submits twice")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what it would come to, and keep nothing")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="until it is over, without a word")] = False,
+    project: Annotated[str | None, typer.Option(help="default: the token's")] = None,
 ) -> None:
-    """Submit a job."""
+    """Submit a job. With --follow or --wait the exit code is the job's."""
     client = connection.client(context)
     if dry_run:
         told = client.dry_run(jobfile.read(file))
         typer.echo(told.model_dump_json(indent=2) if as_json else show.trial(told))
         return
-    job = client.submit(jobfile.read(file), key)
+    job = client.submit(jobfile.read(file), key, project)
     if not as_json:
         typer.echo(f"submitted {job.uid}")
-    if follow:
-        job = _followed(client, job.uid, as_json)
+    if follow or wait:
+        job = _followed(client, job.uid, as_json or not follow)
     if as_json:
         typer.echo(job.model_dump_json(indent=2))
-    if follow and job.phase is not Phase.SUCCEEDED:
+    if (follow or wait) and job.phase is not Phase.SUCCEEDED:
         raise typer.Exit(1)
 
 
@@ -62,19 +72,27 @@ def listing(
     label: Annotated[list[str] | None, typer.Option("--label", "-l", metavar="KEY[=VALUE]")] = None,
     oldest: Annotated[bool, typer.Option("--oldest", help="first")] = False,
     limit: Annotated[int, typer.Option(min=1, help="jobs shown")] = 50,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """List jobs, newest first."""
     labels = {key: value if sign else None for key, sign, value in (one.partition("=") for one in label or ())}
     client = connection.client(context)
     found = client.list(phase or (), min(limit, 200), name=name, labels=labels, oldest=oldest)
-    show.console().print(tables.jobs(itertools.islice(found, limit), time.time()))
+    shown = list(itertools.islice(found, limit))
+    match output:
+        case Output.JSON:
+            typer.echo(json.dumps([job.model_dump(mode="json") for job in shown], indent=2))
+        case Output.YAML:
+            typer.echo(yaml.safe_dump([job.model_dump(mode="json") for job in shown], sort_keys=False), nl=False)
+        case Output.TABLE:
+            show.console().print(tables.jobs(shown, time.time()))
 
 
 @app.command()
 def get(
     context: typer.Context,
     uid: Uid,
-    output: Annotated[Output, typer.Option("--output", "-o")] = Output.TABLE,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Show one job: phase and why, progress, layout, incidents."""
     job = connection.client(context).get(uid)
@@ -85,6 +103,42 @@ def get(
             typer.echo(yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False), nl=False)
         case Output.TABLE:
             show.job(show.console(), job)
+
+
+@app.command()
+def describe(context: typer.Context, uid: Uid, events: Annotated[int, typer.Option(min=0, help="shown")] = 20) -> None:
+    """Show all of one job: conditions, where its time went, incidents, its last events."""
+    client, out, now = connection.client(context), show.console(), time.time()
+    job = client.get(uid)
+    show.job(out, job)
+    out.print()
+    out.print(tables.conditions(job.status.conditions, now))
+    out.print()
+    out.print(tables.seconds(client.goodput(uid)))
+    out.print()
+    for event in collections.deque(client.events(uid), events):
+        out.print(show.event_line(event), soft_wrap=True)
+
+
+@app.command()
+def top(
+    context: typer.Context,
+    every: Annotated[float, typer.Option(min=0.2, help="seconds between looks; once where nobody looks on")] = 2.0,
+) -> None:
+    """Watch what is at work and what waits, until Ctrl-C."""
+    client, out = connection.client(context), show.console()
+    going = [phase for phase in Phase if not phase.terminal]
+
+    def look() -> Table:
+        return tables.busy(itertools.islice(client.list(going, 100), 100))
+
+    if not out.is_terminal:
+        out.print(look())
+        return
+    with contextlib.suppress(KeyboardInterrupt), Live(look(), console=out, auto_refresh=False) as live:
+        while True:
+            time.sleep(every)
+            live.update(look(), refresh=True)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from api.cli import access, checkpoints, jobs, local, plan, show, simulate, wishes
+from api.cli import access, checkpoints, doctor, jobs, local, plan, show, simulate, wishes
 from api.cli.connection import Connection
 from service.contracts import errors
 
@@ -29,7 +29,7 @@ class Phalanx(TyperGroup):
 app = typer.Typer(
     cls=Phalanx,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     help="Train language models on clusters that break, and keep them training.",
 )
@@ -55,5 +55,6 @@ app.add_typer(access.queues, name="queue")
 app.add_typer(access.tokens, name="token")
 app.add_typer(access.app)
 app.add_typer(local.app)
+app.add_typer(doctor.app)
 app.add_typer(plan.app, name="plan")
 app.add_typer(simulate.app)

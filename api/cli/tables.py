@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from api.views import CheckpointView, NodeView, ProjectView, QueueView, TokenView
+from api.views import CheckpointView, GoodputView, NodeView, ProjectView, QueueView, TokenView
 from service.contracts.job import Phase
-from service.contracts.status import IncidentView, JobView
+from service.contracts.status import ConditionView, IncidentView, JobView
 
 COLOURS = {
     Phase.SUCCEEDED: "green",
@@ -18,6 +18,8 @@ COLOURS = {
     Phase.CANCELLED: "yellow",
     Phase.CANCELLING: "yellow",
     Phase.RECOVERING: "magenta",
+    Phase.SUSPENDED: "yellow",
+    Phase.SUSPENDING: "yellow",
 }
 
 
@@ -33,6 +35,49 @@ def jobs(found: Iterable[JobView], now: float) -> Table:
             f"{job.goodput:.0%}",
             str(len(job.status.incidents)),
             duration(now - job.created_at),
+        )
+    return table
+
+
+def findings(found: Iterable[tuple[str, bool, str, str]]) -> Table:
+    """What was looked at, whether it is good, what was found, what to do."""
+    table = _table("", "WHAT", "FOUND", "WHAT TO DO", fold="FOUND")
+    for what, good, told, hint in found:
+        table.add_row(Text("ok", style="green") if good else Text("bad", style="bold red"), what, told, hint)
+    return table
+
+
+def conditions(found: Iterable[ConditionView], now: float) -> Table:
+    table = _table("CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE", fold="MESSAGE")
+    for one in found:
+        table.add_row(one.type, str(one.status), f"{duration(now - one.at)} ago", one.reason, one.message)
+    return table
+
+
+def seconds(found: GoodputView) -> Table:
+    """Where the time went."""
+    table = _table("TIME", "SECONDS", "SHARE", fold="TIME")
+    for name, value in found.model_dump().items():
+        if name.endswith("_s") and value and name != "elapsed_s":
+            share = value / found.elapsed_s if found.elapsed_s else 0.0
+            table.add_row(name.removesuffix("_s").replace("_", " "), f"{value:.1f}", f"{share:.1%}")
+    return table
+
+
+def busy(found: Iterable[JobView]) -> Table:
+    """What is at work, and how fast."""
+    table = _table("JOB", "PHASE", "SLOTS", "STEP", "LOSS", "TOKENS/S", "ETA", "REASON", fold="REASON")
+    for job in found:
+        progress, layout = job.status.progress, job.status.layout
+        table.add_row(
+            job.uid,
+            phase(job.phase),
+            "-" if layout is None or not job.status.placement else str(layout.world),
+            f"{progress.step}/{progress.steps}",
+            number(progress.loss, ".3f"),
+            number(progress.tokens_per_s, ",.0f"),
+            duration(progress.eta_s),
+            job.reason,
         )
     return table
 

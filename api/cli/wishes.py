@@ -26,6 +26,17 @@ def cancel(
 
 
 @app.command()
+def delete(
+    context: typer.Context,
+    uid: Uid,
+    data: Annotated[bool, typer.Option("--data", help="its checkpoints and logs in storage too")] = False,
+) -> None:
+    """Forget a job that has ended."""
+    connection.client(context).remove(uid, data)
+    typer.echo(f"{uid} is forgotten{', and its folder in storage removed' if data else ''}")
+
+
+@app.command()
 def suspend(context: typer.Context, uid: Uid) -> None:
     """Have a job hold nothing until it is resumed; the step under way becomes a checkpoint."""
     job = connection.client(context).suspend(uid)

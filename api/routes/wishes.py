@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Response
 
-from api import amending, jobview
+from api import amending, jobview, removal
 from api.door import Given, Uid
 from api.views import Problem
 from service.contracts import errors
@@ -76,6 +76,19 @@ def restart(given: Given, uid: Uid) -> JobView:
     _only(given.store.job(uid), "start again")
     given.store.request(uid, "restart", {}, time.time())
     return _now(given, uid)
+
+
+@router.delete("/{uid:word}", status_code=204, responses=ANSWERS)
+def remove(
+    given: Given,
+    uid: Uid,
+    data: Annotated[bool, Query(description="its checkpoints and logs in storage too")] = False,
+) -> None:
+    """Forget a job that has ended: its events, metrics and logs, and by choice what it has in storage."""
+    row = given.store.job(uid)
+    given.store.remove(uid)  # first: who may not be removed keeps all
+    if data:
+        removal.emptied(jobview.folder(row, given.storage_root))
 
 
 @router.patch(

@@ -56,6 +56,12 @@ class Forbidden(UserError):
     code = "forbidden"
 
 
+class TooMany(UserError):
+    """He asks more often than he may."""
+
+    code = "too_many"
+
+
 class ClusterError(PhalanxError):
     """The cluster failed to do what it should; trying again may work."""
 

@@ -13,8 +13,9 @@ from service.store import counters, database, models, records
 
 
 def write(connection: sa.Connection, changes: records.Changes) -> None:
-    """All of `changes`. NotFound for a job or an intent that doesn't exist."""
+    """All of `changes`. NotFound for a job that doesn't exist; what is told of one that was removed is dropped."""
     _jobs(connection, changes.jobs)
+    changes = _of_known(connection, changes)
     _intents(connection, changes.intents_done)
     _metrics(connection, changes.metrics)
     _checkpoints(connection, changes.checkpoints)
@@ -23,6 +24,26 @@ def write(connection: sa.Connection, changes: records.Changes) -> None:
     _forgiven(connection, changes.forgiven)
     add_events(connection, changes.events)
     _log_chunks(connection, changes.log_chunks)
+
+
+def _of_known(connection: sa.Connection, changes: records.Changes) -> records.Changes:
+    """Without what is told of jobs that were removed: a checkpoint may be verified after the end of its job."""
+    told = {event[0] for event in changes.events}
+    told |= {one.job for rows in (changes.metrics, changes.log_chunks, changes.checkpoints) for one in rows}
+    unsure = told - {update.uid for update in changes.jobs}
+    if not unsure:
+        return changes
+    found = connection.execute(sa.select(models.jobs.c.uid).where(models.jobs.c.uid.in_(sorted(unsure)))).scalars()
+    gone = unsure - set(found)
+    if not gone:
+        return changes
+    return dataclasses.replace(
+        changes,
+        events=[event for event in changes.events if event[0] not in gone],
+        metrics=[row for row in changes.metrics if row.job not in gone],
+        log_chunks=[row for row in changes.log_chunks if row.job not in gone],
+        checkpoints=[row for row in changes.checkpoints if row.job not in gone],
+    )
 
 
 def add_events(connection: sa.Connection, events: Sequence[records.NewEvent]) -> None:

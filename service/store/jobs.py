@@ -22,6 +22,10 @@ KEY_KEPT_S = 86_400.0
 KEYS_CLEARED = 100  # jobs between two looks for keys that have expired
 UNSEEN = "not yet seen by the controller"
 
+OF_A_JOB = (
+    models.events, models.metrics, models.log_chunks, models.checkpoints, models.intents, models.submissions,
+)  # fmt: skip
+
 _ENDED = tuple(phase.value for phase in Phase if phase.terminal)
 _JOB = [column for column in models.jobs.c if column.name != "core"]
 
@@ -169,15 +173,36 @@ class Store:
             insert = database.insert(connection, models.forgiven).on_conflict_do_nothing(index_elements=["node"])
             connection.execute(insert, {"node": node, "at": at})
 
+    def remove(self, uid: str) -> None:
+        """Forget a job that has ended. Conflict while it has not, while something is asked of it, or while another that
+        goes on begins at one of its checkpoints."""
+        job, intent = models.jobs.c, models.intents.c
+        origin = job.spec["init_from"]["job"].as_string()
+        with self._database.write() as connection:
+            row = _job(connection, uid)
+            if row.phase not in _ENDED:
+                raise Conflict(f"job {uid} has not ended: its phase is {row.phase}", hint="cancel it first")
+            if connection.scalar(sa.select(intent.id).where(intent.job == uid, intent.done.is_(False)).limit(1)):
+                raise Conflict(f"something is still asked of job {uid}", hint="try again in a moment")
+            child = connection.scalar(sa.select(job.uid).where(job.phase.not_in(_ENDED), origin == uid).limit(1))
+            if child is not None:
+                raise Conflict(f"job {child} begins at a checkpoint of job {uid}", hint=f"wait until {child} has ended")
+            connection.execute(sa.delete(models.job_labels).where(models.job_labels.c.seq == row.seq))
+            for table in OF_A_JOB:
+                connection.execute(sa.delete(table).where(table.c.job == uid))
+            connection.execute(sa.delete(models.jobs).where(job.uid == uid))
+
     def job(self, uid: str) -> records.JobRow:
         """NotFound when there is none."""
         with self._database.ask() as connection:
             return _job(connection, uid)
 
     def core(self, uid: str) -> dict[str, Any] | None:
-        """The core's own state of the job; None: no controller has handled it yet."""
-        (row,) = self._rows(sa.select(models.jobs.c.core).where(models.jobs.c.uid == uid)) or ({"core": None},)
-        core: dict[str, Any] | None = row["core"]
+        """The core's own state of the job; None: no controller has handled it yet. NotFound when there is no job."""
+        rows = self._rows(sa.select(models.jobs.c.core).where(models.jobs.c.uid == uid))
+        if not rows:
+            raise NotFound(f"no job {uid}")
+        core: dict[str, Any] | None = rows[0]["core"]
         return core
 
     def jobs(
@@ -301,6 +326,11 @@ class Store:
         """What is held against nodes, by name, as the core wrote it."""
         table = models.node_health
         return {row["name"]: row["data"] for row in self._rows(sa.select(table).order_by(table.c.name))}
+
+    def now(self) -> float:
+        """Unix seconds by the database's clock."""
+        with self._database.ask() as connection:
+            return float(connection.execute(sa.select(database.now())).scalar_one())
 
     def ping(self) -> None:
         """StoreUnavailable when the store can't be read."""

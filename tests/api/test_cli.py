@@ -4,44 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from rich.console import Console
-from typer.testing import CliRunner
 
 from api.cli import show
-from api.cli.main import app
 from service.contracts.job import Phase
+from tests.api.commands import Run, submitted
 from tests.api.world import World, job
-
-Run = Callable[..., Any]
-
-
-@pytest.fixture
-def run(world: World) -> Run:
-    def invoke(*words: str, given: str | None = None, **environ: str) -> Any:
-        return CliRunner().invoke(
-            app, list(words), input=given, env={"PHALANX_HOME": str(world.home), **environ}, terminal_width=80
-        )
-
-    return invoke
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(job()))
-    return path
-
-
-def submitted(run: Run, file: Path) -> str:
-    done = run("submit", str(file))
-    assert done.exit_code == 0, done.output
-    return str(done.stdout.split()[1])
 
 
 def test_submit_takes_yaml_json_and_standard_input(run: Run, file: Path, tmp_path: Path) -> None:

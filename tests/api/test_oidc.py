@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from api import oidc, tokens
-from api.app import create_app
+from api.app import Rules, create_app
 from api.oidc import Issuer, Role, Trust
 from api.principal import Principal
 from service.contracts import errors
@@ -152,7 +152,7 @@ def test_the_api_takes_both_kinds(world: World, provider: Provider) -> None:
     trust = Trust(provider.url, "phalanx", oidc.roles(GROUPS))
     world.store.access.add_project("vision", None, 1.0)
     world.stop()
-    before, world.app = world.app, create_app(world.store, TOKEN, world.root, trust=trust)
+    before, world.app = world.app, create_app(world.store, TOKEN, world.root, Rules(trust=trust))
     world.start()
     own = tokens.make(world.store.access, "x", "read", None, None, time.time()).text
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from api import serve
-from api.app import create_app
+from api.app import Rules, create_app
 from api.client import Client
 from service.contracts.job import Phase, parse_job
 from service.contracts.status import JobStatus, JobView, Progress
@@ -70,7 +70,7 @@ class World:
         self.root = str(home / "runs")
         self.store = Store.open(f"sqlite:///{home / 'store.sqlite3'}")
         self.epoch = self.store.acquire("test", 3600.0)
-        self.app = create_app(self.store, TOKEN, self.root, (str(home / "more"),), ("mine.models",))
+        self.app = create_app(self.store, TOKEN, self.root, Rules((str(home / "more"),), ("mine.models",)))
         self.port = 0
         self.start()
         (home / "token").write_text(TOKEN)
