@@ -19,6 +19,8 @@ from api.views import (
     EventsPage,
     EventView,
     GoodputView,
+    Hooks,
+    HookView,
     IncidentDetail,
     Incidents,
     JobsPage,
@@ -289,6 +291,19 @@ class Client(Wire):
 
     def revoke_token(self, id_: str) -> None:
         self._send(self._http.build_request("DELETE", f"/v1/tokens/{urllib.parse.quote(id_, safe='')}"))
+
+    def hooks(self) -> tuple[HookView, ...]:
+        return self._get(Hooks, "/v1/hooks").hooks
+
+    def make_hook(
+        self, url: str, secret: str, types: Sequence[str] | None = None, project: str | None = None
+    ) -> HookView:
+        """`secret`: where the controller finds the key of its signatures, env:NAME or file:PATH."""
+        body = {"url": url, "secret": secret, **_given(types=types and list(types), project=project)}
+        return self._post(HookView, "/v1/hooks", body=body)
+
+    def remove_hook(self, id_: str) -> None:
+        self._send(self._http.build_request("DELETE", f"/v1/hooks/{urllib.parse.quote(id_, safe='')}"))
 
     def audit(self, project: str | None = None, after: int = 0) -> Iterator[AuditView]:
         """Who changed what, oldest first; pages are asked for as they are needed."""

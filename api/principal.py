@@ -13,9 +13,9 @@ SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
 
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
-ADMIN = re.compile(r"/v1/(projects|queues|tokens|audit|nodes)(/.*|:.*)?")
+ADMIN = re.compile(r"/v1/(projects|queues|tokens|hooks|audit|nodes)(/.*|:.*)?")
 """Paths on which a change is the operator's; tokens, projects and the audit log are for his eyes alone as well."""
-PRIVATE = re.compile(r"/v1/(projects|tokens|audit)(/.*|:.*)?")
+PRIVATE = re.compile(r"/v1/(projects|tokens|hooks|audit)(/.*|:.*)?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

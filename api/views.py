@@ -342,6 +342,25 @@ class MadeToken(TokenView):
     token: str  # told this once
 
 
+class HookView(View):
+    id: str
+    url: str
+    secret: str  # where it is found
+    project: str | None  # None: all of them
+    types: tuple[str, ...]
+    created_at: float
+    after: int  # the last event that it was told of
+    failures: int  # in a row
+    failing_since: float | None
+    error: str
+
+
+class Hooks(View):
+    """Oldest first."""
+
+    hooks: tuple[HookView, ...]
+
+
 class AuditView(View):
     """A request that was to change something, and how it was answered."""
 

@@ -1,4 +1,4 @@
-"""Commands of an operator: queues, projects, tokens, and who changed what."""
+"""Commands of an operator: queues, projects, tokens, webhooks, and who changed what."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from service.store.records import Scope
 
 queues = typer.Typer(no_args_is_help=True, help="Queues, and which of them comes first.")
 projects = typer.Typer(no_args_is_help=True, help="Projects, and what their jobs may hold.")
+hooks = typer.Typer(no_args_is_help=True, help="Who is told of events.")
 tokens = typer.Typer(no_args_is_help=True, help="Who may do what.")
 app = typer.Typer()
 
@@ -87,6 +88,31 @@ def revoke_token(context: typer.Context, id_: Annotated[str, typer.Argument(meta
     """Have a token open nothing any more."""
     connection.client(context).revoke_token(id_)
     typer.echo(f"token {id_} opens nothing any more")
+
+
+@hooks.command("create")
+def create_hook(
+    context: typer.Context,
+    url: Annotated[str, typer.Argument()],
+    secret: Annotated[str, typer.Option(help="key of its signatures, for the controller: env:NAME or file:PATH")],
+    type_: Annotated[list[str] | None, typer.Option("--type", help="of events; without: phases and incidents")] = None,
+    project: Annotated[str | None, typer.Option(help="without: all of them")] = None,
+) -> None:
+    """Have a URL told of events from now on."""
+    typer.echo(f"made webhook {connection.client(context).make_hook(url, secret, type_, project).id}")
+
+
+@hooks.command("list")
+def list_hooks(context: typer.Context) -> None:
+    """List webhooks, with how far each was told and why no further."""
+    show.console().print(tables.hooks(connection.client(context).hooks()))
+
+
+@hooks.command("delete")
+def remove_hook(context: typer.Context, id_: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Tell it nothing more."""
+    connection.client(context).remove_hook(id_)
+    typer.echo(f"webhook {id_} is told nothing more")
 
 
 @app.command()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from api.views import CheckpointView, GoodputView, NodeView, ProjectView, QueueView, TokenView
+from api.views import CheckpointView, GoodputView, HookView, NodeView, ProjectView, QueueView, TokenView
 from service.contracts.job import Phase
 from service.contracts.status import ConditionView, IncidentView, JobView
 
@@ -79,6 +79,13 @@ def busy(found: Iterable[JobView]) -> Table:
             duration(progress.eta_s),
             job.reason,
         )
+    return table
+
+
+def hooks(found: Iterable[HookView]) -> Table:
+    table = _table("WEBHOOK", "PROJECT", "URL", "TOLD", "FAILURES", "ERROR", fold="ERROR")
+    for hook in found:
+        table.add_row(hook.id, hook.project or "all", hook.url, str(hook.after), str(hook.failures), hook.error)
     return table
 
 

@@ -27,6 +27,7 @@ from service.runtime.ear import AgentGone, Ear
 from service.runtime.errands import Answered, Errands
 from service.runtime.growth import Growth
 from service.runtime.hands import Hands
+from service.runtime.herald import Herald
 from service.runtime.logs import Chunk
 from service.runtime.lookout import Lookout
 from service.runtime.node_agent import Stopped
@@ -101,6 +102,7 @@ class Reign:
         self.errands = Errands(inbox)
         self.care = Care(inbox)
         self.growth = Growth()
+        self.herald = Herald(store.hooks)
         self.lookout = Lookout()
         self.state = State(fleet=self.lookout.fleet(), health=codec.load_health(store.health()))
         self.health_written = self.state.health
@@ -125,6 +127,7 @@ class Reign:
         self._decide([*self._shares(now), *fresh, observed, *found.events], found.records, [], [], now)
         arguments = (self.state.fleet, self._observed, self.over)
         threading.Thread(target=self.lookout.watch, args=arguments, name="watch", daemon=True).start()
+        self.herald.start()
 
     def end(self) -> None:
         self.over.set()
@@ -132,6 +135,7 @@ class Reign:
         self.errands.close()
         self.care.close()
         self.growth.close()
+        self.herald.close()
 
     def turn(self) -> None:
         """Raises Fenced when the reign is over."""

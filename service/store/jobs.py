@@ -17,6 +17,7 @@ from service.contracts.job import Phase
 from service.store import access, counters, database, found, lease, models, records, schema
 from service.store import changes as writer
 from service.store.access import Access
+from service.store.hooks import Hooks
 
 KEY_KEPT_S = 86_400.0
 KEYS_CLEARED = 100  # jobs between two looks for keys that have expired
@@ -44,7 +45,7 @@ _NODES = sa.select(models.nodes).order_by(models.nodes.c.name, models.nodes.c.id
 class Store:
     def __init__(self, opened: database.Database) -> None:
         self._database = opened
-        self.access = Access(opened)
+        self.access, self.hooks = Access(opened), Hooks(opened)
 
     @classmethod
     def open(cls, url: str, migrate: bool = True) -> Store:

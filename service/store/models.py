@@ -103,6 +103,21 @@ tokens = sa.Table(
     sa.Column("revoked_at", sa.Double, nullable=True),
 )
 
+hooks = sa.Table(
+    "hooks",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("secret", sa.Text, nullable=False),  # env:NAME or file:PATH
+    sa.Column("project", sa.Text, sa.ForeignKey("projects.name"), nullable=True),  # null: of all
+    sa.Column("types", sa.JSON, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("after", sa.BigInteger, nullable=False),  # the last event that it was told of
+    sa.Column("failures", sa.Integer, nullable=False),  # in a row
+    sa.Column("failing_since", sa.Double, nullable=True),
+    sa.Column("error", Prose, nullable=False),
+)
+
 audit = sa.Table(
     "audit",
     metadata,

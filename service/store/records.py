@@ -52,6 +52,22 @@ class ProjectRow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class HookRow:
+    """Who is told of events of these types, of one project or of all."""
+
+    id: str
+    url: str
+    secret: str  # where it is found: env:NAME or file:PATH
+    project: str | None
+    types: Sequence[str]
+    created_at: float
+    after: int = 0  # the last event that it was told of
+    failures: int = 0  # in a row
+    failing_since: float | None = None
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class TokenRow:
     """Who may do what: never the secret itself."""
 
