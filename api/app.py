@@ -28,6 +28,7 @@ from api.routes import (
     rescale,
     streams,
     tokens,
+    usage,
     wishes,
 )
 from api.tokens import Keys
@@ -59,7 +60,7 @@ def create_app(store: Store, token: str, storage_root: str, rules: Rules = Rules
     app.state.door = Door(store, storage_root, rules.allowed_roots, rules.models)
     errors.install(app)
     about_jobs = (jobs, wishes, rescale, streams, figures, details, checkpoints)
-    for routes in (health, *about_jobs, fleet, plan, queues, projects, tokens, hooks):
+    for routes in (health, *about_jobs, fleet, plan, queues, usage, projects, tokens, hooks):
         app.include_router(routes.router)
     document.install(app)
     app.add_middleware(bodies.Bounded)  # added last is asked first

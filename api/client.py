@@ -41,6 +41,8 @@ from api.views import (
     Tokens,
     TokenView,
     Trial,
+    Usage,
+    UsageView,
 )
 from api.wire import Wire, json_of, read
 from service.contracts import errors
@@ -291,6 +293,12 @@ class Client(Wire):
 
     def revoke_token(self, id_: str) -> None:
         self._send(self._http.build_request("DELETE", f"/v1/tokens/{urllib.parse.quote(id_, safe='')}"))
+
+    def usage(
+        self, since: float = 0.0, until: float | None = None, price: float | None = None
+    ) -> tuple[UsageView, ...]:
+        """By project and queue, of jobs that were submitted in between; `price`: of a slot-hour."""
+        return self._get(Usage, "/v1/usage", {"since": since, **_given(until=until, price=price)}).entries
 
     def hooks(self) -> tuple[HookView, ...]:
         return self._get(Hooks, "/v1/hooks").hooks

@@ -342,6 +342,22 @@ class MadeToken(TokenView):
     token: str  # told this once
 
 
+class UsageView(View):
+    """What the jobs of a project in a queue have used together; `goodput`: useful time over the time that they took."""
+
+    project: str
+    queue: str
+    jobs: int
+    slot_hours: float
+    tokens: float
+    goodput: float
+    cost: float | None  # at the price that was given
+
+
+class Usage(View):
+    entries: tuple[UsageView, ...]
+
+
 class HookView(View):
     id: str
     url: str

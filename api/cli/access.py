@@ -116,6 +116,17 @@ def remove_hook(context: typer.Context, id_: Annotated[str, typer.Argument(metav
 
 
 @app.command()
+def usage(
+    context: typer.Context,
+    days: Annotated[float | None, typer.Option(min=0, help="only of jobs submitted in the last so many")] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="of a slot-hour")] = None,
+) -> None:
+    """Show what jobs have used, by project and queue: slot-hours, tokens, goodput."""
+    since = 0.0 if days is None else time.time() - days * DAY_S
+    show.console().print(tables.usage(connection.client(context).usage(since, price=price)))
+
+
+@app.command()
 def audit(
     context: typer.Context,
     project: Annotated[str | None, typer.Option(help="only of this one")] = None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from api.views import CheckpointView, GoodputView, HookView, NodeView, ProjectView, QueueView, TokenView
+from api.views import CheckpointView, GoodputView, HookView, NodeView, ProjectView, QueueView, TokenView, UsageView
 from service.contracts.job import Phase
 from service.contracts.status import ConditionView, IncidentView, JobView
 
@@ -79,6 +79,16 @@ def busy(found: Iterable[JobView]) -> Table:
             duration(progress.eta_s),
             job.reason,
         )
+    return table
+
+
+def usage(found: Iterable[UsageView]) -> Table:
+    table = _table("PROJECT", "QUEUE", "JOBS", "SLOT-HOURS", "TOKENS", "GOODPUT", "COST", fold="PROJECT")
+    for one in found:
+        table.add_row(
+            one.project, one.queue, str(one.jobs), f"{one.slot_hours:,.2f}", f"{one.tokens:,.0f}", f"{one.goodput:.1%}",
+            number(one.cost, ",.2f"),
+        )  # fmt: skip
     return table
 
 

@@ -149,6 +149,9 @@ class JobSpec(Spec):
     budgets: Budgets = Budgets()
     queue: str = Field(default="default", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description=NAME_RULE)
     priority: int = Field(default=0, ge=-1000, le=1000, description="within its queue; what is higher comes first")
+    deadline_s: float | None = Field(
+        default=None, gt=0, le=1e9, description="seconds from submission after which it ends, as failed; null: none"
+    )
     init_from: InitFrom | None = Field(default=None, description="a checkpoint of another job to begin at")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64, description="to find it by")
 

@@ -100,6 +100,9 @@ class JobStatus(View):
     layout: ParallelLayout | None = None
     progress: Progress
     productive_s: float = 0.0
+    slot_s: float = 0.0  # seconds times slots that it held, until `slots_at`
+    slots: int = 0  # that it holds since
+    slots_at: float = 0.0
     placement: tuple[RankPlace, ...] = ()
     spares: tuple[str, ...] = ()  # names of the nodes that stand by
     wanted_slots: int | None = None  # by the newest request to rescale; null: as the spec has it

@@ -47,7 +47,9 @@ def accounts(job: Job, end: float) -> Accounts:
 def counted(before: Job | None, after: Job, at: float) -> Job:
     """The job with the stage that this event ended booked."""
     if before is None:
-        return dataclasses.replace(after, stage_at=at)
+        return dataclasses.replace(after, stage_at=at, slots_at=at)
+    if len(before.held) != len(after.held):
+        after = dataclasses.replace(after, slot_s=slot_seconds(before, at), slots_at=at)
     stage, then = _stage(before), _stage(after)
     if stage == then:
         if before.stopping and after.progress_at > before.progress_at:  # a step was completed after all
@@ -63,6 +65,11 @@ def counted(before: Job | None, after: Job, at: float) -> Job:
     steps_s = after.productive_s + after.redone_s - before.productive_s - before.redone_s
     seconds = max(0.0, end - before.stage_at - steps_s)
     return _booked(dataclasses.replace(after, stage_at=end if then == GOING else at), before, stage, seconds)
+
+
+def slot_seconds(job: Job, at: float) -> float:
+    """That the job has held slots until `at`, each counted: of ranks, of spares, and what was kept."""
+    return job.slot_s + len(job.held) * max(0.0, at - job.slots_at)
 
 
 def _stage(job: Job) -> str | None:

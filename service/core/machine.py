@@ -52,7 +52,7 @@ from service.core.commands import Command, Decision, Record
 from service.core.liveness import Limits
 from service.core.moving import MoveDecided
 from service.core.outcome import Outcome
-from service.core.rules import SlotsFound
+from service.core.rules import DeadlinePassed, SlotsFound
 from service.core.state import Job, State
 from service.core.suspending import YieldDecided
 
@@ -79,6 +79,7 @@ FACTS = (
 ASIDE = (events.StandbysWarm, events.StragglerFound)
 LATE = (events.GangStarted, events.GangResumed, events.GangFaulted, events.GangFinished, *ASIDE)
 
+Own = SlotsFound | MoveDecided | YieldDecided | DeadlinePassed  # events that the core makes
 Pair = tuple[Phase | None, type]
 
 
@@ -145,7 +146,10 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     **{(RECOVERING, kind): Rule(rules.freed) for kind in FREED},
     (RESCALING, events.GangStopped): Rule(rules.freed),
     **{(FINISHING, kind): Rule(rules.freed, (SUCCEEDED, FAILED)) for kind in FREED},
-    **{(CANCELLING, kind): Rule(rules.freed, (CANCELLED,)) for kind in FREED},
+    **{(CANCELLING, kind): Rule(rules.freed, (CANCELLED, FAILED)) for kind in FREED},
+    **{(phase, DeadlinePassed): Rule(rules.expired, (FAILED,)) for phase in (QUEUED, SUSPENDED)},
+    **{(phase, DeadlinePassed): Rule(rules.expired, (CANCELLING,)) for phase in (*GANG, SUSPENDING)},
+    **{(phase, DeadlinePassed): Rule(rules.expired, (CANCELLING, FAILED)) for phase in (RECOVERING, RESCALING)},
     **{(phase, events.CheckpointPublished): Rule(saving.published) for phase in LIVE},
     **{(phase, events.CheckpointRejected): Rule(saving.rejected) for phase in Phase},
     **{(phase, kind): Rule(saving.told) for phase in Phase for kind in FACTS},
@@ -203,6 +207,7 @@ def decide(state: State, event: events.Event, limits: Limits = liveness.DEFAULT)
     if isinstance(event, events.FleetObserved | events.Ticked):
         for job in sorted(state.jobs.values(), key=lambda job: job.seq):
             turn.tell(job, event)
+        turn.expire()
     elif isinstance(event, events.NodeEvent):
         turn.examine(event)
     elif not isinstance(event, events.SharesObserved):
@@ -221,7 +226,7 @@ class _Turn:
         self.commands: list[Command] = []
         self.records: list[Record] = []
 
-    def tell(self, job: Job | None, event: events.Event | SlotsFound | MoveDecided | YieldDecided) -> None:
+    def tell(self, job: Job | None, event: events.Event | Own) -> None:
         pair = (job.phase if job else None, type(event))
         rule = TABLE.get(pair)
         if rule is not None:
@@ -248,6 +253,13 @@ class _Turn:
         self.since = self.since if since == self.since else MappingProxyType(since)
         announced = {node.id for node in before.nodes if node.draining is not None}
         return dataclasses.replace(event, announced=event.announced | announced)
+
+    def expire(self) -> None:
+        """Jobs whose deadline has passed are to end."""
+        for job in sorted(self.jobs.values(), key=lambda job: job.seq):
+            late = job.spec.deadline_s is not None and self.at - job.submitted_at > job.spec.deadline_s
+            if late and (job.phase, DeadlinePassed) in TABLE:
+                self.tell(job, DeadlinePassed(job.uid, self.at))
 
     def examine(self, event: events.NodeEvent) -> None:
         """Remember what is said of a node, and tell those who stand on it; of one storm, once."""

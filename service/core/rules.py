@@ -43,6 +43,14 @@ class SlotsFound:
     backfilled: bool = False  # another that comes first waits
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The job was to be over by now. The core itself makes this event."""
+
+    uid: str
+    at: float
+
+
 def submitted(_: None, event: events.JobSubmitted, limits: Limits) -> Outcome:
     job = Job(event.uid, event.seq, event.spec, event.at, phase_since=event.at, project=event.project)
     reason = f"submitted, wants {event.spec.resources.slots} {event.spec.resources.device} slots"
@@ -245,6 +253,17 @@ def cancelled(job: Job, event: events.CancelRequested, limits: Limits) -> Outcom
         ending=Phase.CANCELLED,
         **changes,
     )
+
+
+def expired(job: Job, event: DeadlinePassed, limits: Limits) -> Outcome:
+    """It ends as failed; a gang at work after the step under way, which is in storage."""
+    reason = f"its deadline of {job.spec.deadline_s:g} s passed after step {job.step} of {job.spec.train.steps}"
+    if job.placement is None:
+        return _ended(dataclasses.replace(job, reason=reason), Phase.FAILED, event.at)
+    if job.phase is Phase.RUNNING:
+        return suspending.ending(job, reason, Phase.CANCELLING, Phase.FAILED, event.at, limits)
+    commands, changes = stop(job, reason, keep=False)
+    return move(job, Phase.CANCELLING, "JobCancelling", reason, event.at, commands, ending=Phase.FAILED, **changes)
 
 
 def skipped(job: Job, event: events.StepSkipped, limits: Limits) -> Outcome:

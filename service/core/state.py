@@ -171,6 +171,8 @@ class Job:
     redone_s: float = 0.0  # own time of steps that were completed before
     spent: Spent = Spent()  # what no incident has
     stage_at: float = 0.0  # up to when the seconds without a step are counted
+    slot_s: float = 0.0  # seconds times slots that it held
+    slots_at: float = 0.0  # up to when those are counted
     tokens_per_s: float | None = None  # of the newest step
     step_s: float | None = None  # own time of recent steps, smoothed
     progress_at: float = 0.0  # last sign of progress of the current attempt

@@ -25,6 +25,9 @@ def status(job: Job) -> JobStatus:
         layout=job.layout,
         progress=_progress(job),
         productive_s=job.productive_s,
+        slot_s=job.slot_s,
+        slots=len(job.held),
+        slots_at=job.slots_at,
         placement=tuple(RankPlace(rank=rank, node=at.name, slot=at.index) for rank, at in enumerate(slots)),
         spares=tuple(dict.fromkeys(slot.name for slot in job.placement.spares)) if job.placement else (),
         wanted_slots=job.wanted_slots,
@@ -58,6 +61,8 @@ def _exit(job: Job) -> ExitView | None:
     if job.phase is not Phase.FAILED or not job.incidents:
         return None
     last = job.incidents[-1]
+    if last.action != job.reason:  # it was not what ended the job
+        return None
     root = last.faults[0] if last.faults else None
     signal = SIGNAL.search(last.message)
     return ExitView(

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from service.contracts.errors import Changed, Conflict, NotFound
 from service.contracts.job import Phase
-from service.store import access, counters, database, found, lease, models, records, schema
+from service.store import access, counters, database, found, lease, models, records, schema, usage
 from service.store import changes as writer
 from service.store.access import Access
 from service.store.hooks import Hooks
@@ -332,6 +332,11 @@ class Store:
         """Unix seconds by the database's clock."""
         with self._database.ask() as connection:
             return float(connection.execute(sa.select(database.now())).scalar_one())
+
+    def usage(self, project: str | None, since: float, until: float) -> list[records.UsageRow]:
+        """By project and queue, of jobs that were submitted in [since, until)."""
+        with self._database.ask() as connection:
+            return usage.usage(connection, project, since, until)
 
     def ping(self) -> None:
         """StoreUnavailable when the store can't be read."""

@@ -52,6 +52,19 @@ class ProjectRow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class UsageRow:
+    """What the jobs of a project in a queue have used together."""
+
+    project: str
+    queue: str
+    jobs: int
+    slot_s: float
+    tokens: float
+    productive_s: float
+    elapsed_s: float  # from their submission to their end, or to now
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class HookRow:
     """Who is told of events of these types, of one project or of all."""
 
