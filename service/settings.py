@@ -34,6 +34,7 @@ class Settings:
     kernel_log: str = "/dev/kmsg"  # of each node; `{node}` stands for its name
     limits: Limits = liveness.DEFAULT
     api_drain_s: float = 0.0  # that the API still answers, though it says that it is not ready, once it is to end
+    keep_days: float = 0.0  # that events, metrics and logs are kept after the end of a job; 0: for ever
     api_per_s: float = 0.0  # requests of each token; 0: no bound
     oidc_issuer: str = ""  # URL whose tokens open the API too
     oidc_audience: str = "phalanx"
@@ -65,6 +66,7 @@ class Settings:
             kernel_log=str(_path("PHALANX_KERNEL_LOG", given.get("PHALANX_KERNEL_LOG", "/dev/kmsg"))),
             limits=_limits("PHALANX_LIMITS", given.get("PHALANX_LIMITS", "")),
             api_drain_s=_seconds("PHALANX_API_DRAIN_S", given.get("PHALANX_API_DRAIN_S", "0"), least=0.0),
+            keep_days=_seconds("PHALANX_KEEP_DAYS", given.get("PHALANX_KEEP_DAYS", "0"), least=0.0),
             api_per_s=_seconds("PHALANX_API_PER_S", given.get("PHALANX_API_PER_S", "0"), least=0.0),
             oidc_issuer=given.get("PHALANX_OIDC_ISSUER", ""),
             oidc_audience=given.get("PHALANX_OIDC_AUDIENCE", "phalanx"),

@@ -32,6 +32,7 @@ from service.runtime.logs import Chunk
 from service.runtime.lookout import Lookout
 from service.runtime.node_agent import Stopped
 from service.runtime.outbox import Said
+from service.runtime.retention import Retention
 from service.settings import Settings
 from service.store.jobs import Store
 from service.store.records import Intent, JobRow, LogChunk
@@ -103,6 +104,7 @@ class Reign:
         self.care = Care(inbox)
         self.growth = Growth()
         self.herald = Herald(store.hooks)
+        self.retention = Retention(store, epoch, settings.storage, settings.keep_days)
         self.lookout = Lookout()
         self.state = State(fleet=self.lookout.fleet(), health=codec.load_health(store.health()))
         self.health_written = self.state.health
@@ -128,6 +130,7 @@ class Reign:
         arguments = (self.state.fleet, self._observed, self.over)
         threading.Thread(target=self.lookout.watch, args=arguments, name="watch", daemon=True).start()
         self.herald.start()
+        self.retention.start()
 
     def end(self) -> None:
         self.over.set()
@@ -136,6 +139,7 @@ class Reign:
         self.care.close()
         self.growth.close()
         self.herald.close()
+        self.retention.close()
 
     def turn(self) -> None:
         """Raises Fenced when the reign is over."""

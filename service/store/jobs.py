@@ -23,6 +23,7 @@ KEY_KEPT_S = 86_400.0
 KEYS_CLEARED = 100  # jobs between two looks for keys that have expired
 UNSEEN = "not yet seen by the controller"
 
+TOLD = (models.events, models.metrics, models.log_chunks)  # what retention forgets
 OF_A_JOB = (
     models.events, models.metrics, models.log_chunks, models.checkpoints, models.intents, models.submissions,
 )  # fmt: skip
@@ -192,6 +193,20 @@ class Store:
             for table in OF_A_JOB:
                 connection.execute(sa.delete(table).where(table.c.job == uid))
             connection.execute(sa.delete(models.jobs).where(job.uid == uid))
+
+    def expired(self, before: float, limit: int = 100) -> list[records.JobRow]:
+        """Jobs that ended before that time and of which there still are events, metrics or logs; the oldest first."""
+        job = models.jobs.c
+        left = sa.or_(*(sa.exists().where(table.c.job == job.uid) for table in TOLD))
+        query = sa.select(*_JOB).where(job.ended_at < before, left).order_by(job.ended_at).limit(limit)
+        return [records.JobRow(**row) for row in self._rows(query)]
+
+    def expire(self, epoch: int, uid: str) -> None:
+        """Its events, metrics and logs go; what became of it stays. Fenced when the lease is no longer held."""
+        with self._database.write() as connection:
+            lease.check(connection, epoch)
+            for table in TOLD:
+                connection.execute(sa.delete(table).where(table.c.job == uid))
 
     def job(self, uid: str) -> records.JobRow:
         """NotFound when there is none."""

@@ -72,6 +72,7 @@ jobs = sa.Table(
     sa.Index(None, "name", "seq"),
     sa.Index(None, "project", "seq"),
     sa.Index(None, "project", "phase", "seq"),
+    sa.Index(None, "ended_at"),
 )
 
 queues = sa.Table(

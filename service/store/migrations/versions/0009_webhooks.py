@@ -1,4 +1,4 @@
-"""Webhooks: who is told of events, and how far he was."""
+"""Webhooks: who is told of events, and how far he was. Jobs by the time of their end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["project"], ["projects.name"], name="fk_hooks_project"),
         sa.PrimaryKeyConstraint("id", name="pk_hooks"),
     )
+    op.create_index("ix_jobs_ended_at", "jobs", ["ended_at"])
 
 
 def downgrade() -> None:
+    op.drop_index("ix_jobs_ended_at", "jobs")
     op.drop_table("hooks")
