@@ -71,16 +71,17 @@ def run(turn: Turn, event: Any) -> None:
         return
     usable = health.usable(turn.fleet, turn.health, turn.at)
     barred = health.barred(turn.fleet, turn.health)
-    head = _place(turn, usable, barred)
+    first = _place(turn, usable, barred)
     going = [job for job in turn.jobs.values() if job.phase is Phase.RUNNING]
     for job in sorted(going, key=lambda job: job.seq):
-        if not _leaves(turn, job) and not _resizes(turn, job, usable, barred, head):
-            _backs(turn, job, usable, barred, head is not None)
+        if not _leaves(turn, job) and not _resizes(turn, job, usable, barred, first):
+            _backs(turn, job, usable, barred, first is not None)
 
 
 def _place(turn: Turn, usable: Fleet, barred: Taken) -> Job | None:
     """Offer free slots in order. The first job that is left without, though it might run."""
-    head: Job | None = None
+    head: Job | None = None  # the first that is left without
+    first: Job | None = None  # and that might run
     short = False  # the head is: it does not only stop or back off
     fills, ahead = FILLS, 0
     free: Counter[str] | None = None  # slots that nobody holds, by device; None: to be counted
@@ -88,7 +89,7 @@ def _place(turn: Turn, usable: Fleet, barred: Taken) -> Job | None:
         job = turn.jobs[uid] = _at(turn.jobs[uid], ahead + 1)
         allowed = _allowed(turn, job)
         if job.placement is not None or turn.at < job.not_before:
-            head = head or job  # its reason says so already
+            head, first = head or job, first or job  # its reason says so already
         elif allowed is not None and allowed < elastic.least(job):  # no one waits for that
             _waits(turn, job, queue.over_quota(job, allowed, turn.quotas))
         elif head is None:
@@ -96,6 +97,7 @@ def _place(turn: Turn, usable: Fleet, barred: Taken) -> Job | None:
                 possible = _possible(job, usable, barred)
                 _waits(turn, job, refusal if possible else f"{refusal}; it would not fit if all were free")
                 head, short = turn.jobs[uid], True
+                first = head if possible else None
                 fills = 0 if possible and (_changing(turn) or _preempts(turn, head, usable, barred)) else fills
         elif not _goes_back(turn, job, usable, barred):
             free = _unheld(turn, usable, barred) if free is None else free
@@ -104,11 +106,12 @@ def _place(turn: Turn, usable: Fleet, barred: Taken) -> Job | None:
             fills -= looks
             if not looks or not _fills(turn, job, head, usable, barred):
                 _behind(turn, job, head, short)
+                first = first or job
             free = None if looks or own else free
         else:
             free = None
         ahead += turn.jobs[uid].phase in queue.WAITING
-    return head
+    return first
 
 
 def _unheld(turn: Turn, usable: Fleet, barred: Taken) -> Counter[str]:

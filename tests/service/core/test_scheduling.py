@@ -412,6 +412,17 @@ def test_a_job_that_waits_and_could_run_with_it_gets_the_spare() -> None:
     assert len(here.job().placement.spares) == 2
 
 
+def test_a_job_that_could_not_run_keeps_no_spare_from_others_and_nobody_from_growing() -> None:
+    here = going(bounded(slots=4, least=2, spares=1), world.fleet(3), LIMITS)
+    here.submit("b", world.spec(slots=64))
+    spare = here.job().placement.spares[0].name
+    here.observe(world.without(here.state.fleet, spare))
+    assert here.job().placement.spares == ()
+    here.observe(back(here, spare, "idx"))
+    here.tick(10)
+    assert [slot.name for slot in here.job().placement.spares] == [spare, spare]
+
+
 def test_f24_a_job_that_no_free_fleet_could_hold_holds_up_nobody() -> None:
     here = World(world.fleet(2))
     here.submit("a", world.spec(slots=8))
