@@ -14,7 +14,7 @@ from torch import nn
 
 from tests import s3
 from tests.workers import runs
-from workers import trainer
+from workers import continuing, trainer
 from workers.blame import Drifted, NonFinite
 from workers.checkpoint.saver import Saver
 from workers.checkpoint.storage import Storage
@@ -216,7 +216,7 @@ def going_on(
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
     storage = Storage.open(root).child("run")
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
-        engine, cursor = trainer.continued(
+        engine, cursor = continuing.continued(
             assignment, storage, lambda: Engine(run, corpus.vocabulary, axes, CPU), said.append
         )
 
