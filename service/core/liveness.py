@@ -52,7 +52,7 @@ def limit(phase: Phase, job: Job, limits: Limits = DEFAULT) -> float:
 
 
 def probes(job: Job) -> bool:
-    """Whether the nodes of its next attempt are probed before it: not in the middle of training, where it waits."""
+    """Whether nodes are probed before its next attempt: only before its first step. Later a job would wait for that."""
     return job.spec.resources.probe and job.started_at is None
 
 

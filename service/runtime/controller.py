@@ -43,7 +43,7 @@ class Controller:
     def hear(self, job: str, attempt: int, node: str, said: Sequence[Said]) -> int:
         """Takes in what an agent says. The number up to which it is in the store; the agent tells the rest again."""
         source = (job, attempt, node)
-        if self.reign is not None:
+        if self.reign is not None and self.deliveries.enter(source):
             self.inbox.put(Heard(source, said))
         return self.deliveries.committed(source)
 

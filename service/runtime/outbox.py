@@ -13,6 +13,7 @@ from workers.reports import Moved, SnapshotTaken
 
 Said = tuple[int, Any]  # (number, what was said)
 NEWEST = (Moved, SnapshotTaken)
+AT_ONCE = 5000  # words of one delivery: after an outage there may be many
 
 
 class Outbox:
@@ -33,9 +34,9 @@ class Outbox:
             self.wake.set()
 
     def waiting(self) -> list[tuple[int, list[Said]]]:
-        """(attempt, what is not confirmed of it), the oldest attempt first."""
+        """(attempt, the first of what is not confirmed of it), the oldest attempt first."""
         with self.lock:
-            return [(attempt, list(said)) for attempt, said in sorted(self.unsaid.items()) if said]
+            return [(attempt, said[:AT_ONCE]) for attempt, said in sorted(self.unsaid.items()) if said]
 
     def confirm(self, attempt: int, number: int) -> None:
         """All up to this number is known."""

@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ TICK_S = 0.5
 CARE_S = 1.0
 GROW_S = 2.0
 SWEEP_S = 30.0
+QUEUED = 2  # deliveries of one agent
 
 Source = tuple[str, int, str]  # job, attempt, node: one agent
 
@@ -66,6 +68,22 @@ class Deliveries:
     def __init__(self) -> None:
         self._received: dict[Source, int] = {}
         self._committed: dict[Source, int] = {}
+        self._queued = Counter[Source]()
+        self._lock = threading.Lock()
+
+    def enter(self, source: Source) -> bool:
+        """Whether one more delivery of this agent may wait: while nothing is taken in, it tells the same again."""
+        with self._lock:
+            if self._queued[source] >= QUEUED:
+                return False
+            self._queued[source] += 1
+            return True
+
+    def leave(self, source: Source) -> None:
+        with self._lock:
+            self._queued[source] -= 1
+            if not self._queued[source]:
+                del self._queued[source]
 
     def committed(self, source: Source) -> int:
         return self._committed.get(source, 0)
@@ -151,6 +169,7 @@ class Reign:
         for item in self._collected():
             match item:
                 case Heard():
+                    self.deliveries.leave(item.source)
                     heard.append(item)
                 case Stopped():
                     heard.append(Heard((item.job, item.attempt, item.node), item.unsaid))

@@ -22,7 +22,8 @@ class Access:
         """Conflict when there is one of that name."""
         with self._database.write() as connection:
             insert = database.insert(connection, models.projects).on_conflict_do_nothing(index_elements=["name"])
-            if not connection.execute(insert, {"name": name, "slots": slots, "created_at": at}).rowcount:
+            made = insert.returning(models.projects.c.name)
+            if connection.scalar(made, {"name": name, "slots": slots, "created_at": at}) is None:
                 raise Conflict(f"there is a project {name} already", field="name")
         return records.ProjectRow(name, slots, at)
 
@@ -48,7 +49,8 @@ class Access:
         """Conflict when there is one of that name."""
         with self._database.write() as connection:
             insert = database.insert(connection, models.queues).on_conflict_do_nothing(index_elements=["name"])
-            if not connection.execute(insert, {"name": name, "priority": priority, "created_at": at}).rowcount:
+            made = insert.returning(models.queues.c.name)
+            if connection.scalar(made, {"name": name, "priority": priority, "created_at": at}) is None:
                 raise Conflict(f"there is a queue {name} already", field="name")
         return records.QueueRow(name, priority, at)
 

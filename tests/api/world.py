@@ -65,10 +65,11 @@ def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
 
 
 class World:
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, url: str = "") -> None:
+        """`url`: of the database; default a SQLite file in `home`."""
         self.home = home
         self.root = str(home / "runs")
-        self.store = Store.open(f"sqlite:///{home / 'store.sqlite3'}")
+        self.store = Store.open(url or f"sqlite:///{home / 'store.sqlite3'}")
         self.epoch = self.store.acquire("test", 3600.0)
         self.app = create_app(self.store, TOKEN, self.root, Rules((str(home / "more"),), ("mine.models",)))
         self.port = 0
