@@ -25,7 +25,7 @@ OVER = object()
 def _call(
     method: Callable[Concatenate[Client, P], T],
 ) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
-    async def call(self: AsyncClient, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await to_thread.run_sync(partial(method, self.client, *args, **kwargs), abandon_on_cancel=True)
 
     update_wrapper(call, method)
@@ -35,7 +35,7 @@ def _call(
 def _each(
     method: Callable[Concatenate[Client, P], Iterator[T]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    async def each(self: AsyncClient, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+    async def each(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         items = method(self.client, *args, **kwargs)
         while True:
             item = await to_thread.run_sync(next, items, OVER, abandon_on_cancel=True)

@@ -51,6 +51,8 @@ RETRY_S = 1.0
 PUBLISHING = Retry(deadline_s=300.0, first_s=1.0)  # a rank has just written there: what is away comes back
 RESUME_FROM = 8  # checkpoints that an attempt may walk back over
 THREADS = 32
+GIVEN_UP = ("node_lost", "preempted", "gang_lost")  # faults after which a rank may live on where nobody sees it
+LATE_S = 120.0  # that such a rank may still write
 
 
 class Hands:
@@ -66,6 +68,7 @@ class Hands:
         self.stands: dict[str, tuple[int, frozenset[str]]] = {}  # job -> its newest attempt, and the nodes of its ranks
         self.watching: set[Any] = set()  # ids of agents whose end is waited for
         self.cleared: dict[str, str] = {}  # name of each node -> its id when nothing was left of jobs that are over
+        self.ended: dict[str, tuple[float, Job]] = {}  # jobs that are over and had nodes given up, and since when
         self.over = threading.Event()
 
     def close(self) -> None:
@@ -110,8 +113,11 @@ class Hands:
 
     def tidy(self, job: Job) -> None:
         """The job is over: once its last checkpoint is published, what is in no manifest goes. Not while an earlier
-        attempt's may still be: then it would miss its shards."""
+        attempt's may still be: then it would miss its shards. Where a node was given up, again for a while: a rank
+        there that comes back to the network writes what it was about to."""
         self.lanes.submit(_publishing(job.uid, job.attempt), partial(self._tidy, job))
+        if any(incident.kind in GIVEN_UP for incident in job.incidents):
+            self.ended.setdefault(job.uid, (time.monotonic(), job))
 
     def publishing(self, uid: str, attempt: int) -> bool:
         return self.lanes.busy(_publishing(uid, attempt))
@@ -135,6 +141,10 @@ class Hands:
     def sweep(self, owned: set[str], alive: set[str], fleet: Fleet) -> None:
         """End what no live attempt owns, and forget snapshots of jobs that are over, also on nodes that come back."""
         self.lanes.submit("sweep", partial(self._sweep, owned, alive))
+        for uid, (at, job) in list(self.ended.items()):
+            self.tidy(job)
+            if time.monotonic() - at > LATE_S:
+                del self.ended[uid]
         for node in fleet.nodes:
             if self.epoch == 1:  # nobody was there before
                 self.cleared.setdefault(node.name, node.id)

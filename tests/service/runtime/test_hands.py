@@ -168,3 +168,33 @@ def test_a_fork_holds_the_other_jobs_checkpoint_until_it_is_loaded(tmp_path: Pat
     with pytest.raises(FileNotFoundError, match="was it removed"):
         made._origin(forked(tmp_path, step=8), needed=True)
     assert made._origin(World(world.fleet(1)).bring(Phase.PLACING), needed=True) is None
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_a_rank_writes_late_on_a_node_that_was_given_up_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    here = World(world.fleet(2))
+    here.bring(Phase.RUNNING, job=world.spec(slots=2, steps=4, elastic=True))
+    if lost:
+        here.observe(world.without(here.state.fleet, "n0"))
+        here.stopped()
+        here.start(resumed=4)
+    here.gang(events.GangFinished)
+    here.stopped()
+    made = hands.Hands(1, Settings.read({"PHALANX_HOME": str(tmp_path)}), queue.SimpleQueue())
+    monkeypatch.setattr(made, "_sweep", lambda owned, alive: None)
+    late = tmp_path / "runs/a/checkpoints/0000000020/1-1/rank-00000.bin"
+    try:
+        made.tidy(here.job())
+        made.lanes.submit(hands._publishing("a", here.job().attempt), lambda: late.parent.mkdir(parents=True))
+        made.lanes.submit(hands._publishing("a", here.job().attempt), lambda: late.write_bytes(b"x"))
+        made.sweep(set(), set(), here.state.fleet)
+        made.lanes.submit(hands._publishing("a", here.job().attempt), (done := threading.Event()).set)
+        assert done.wait(20)
+        assert late.exists() is not lost
+        monkeypatch.setattr(hands, "LATE_S", 0.0)
+        made.sweep(set(), set(), here.state.fleet)
+        assert made.ended == {}
+    finally:
+        made.close()
