@@ -30,7 +30,7 @@ def test_all_of_an_error_crosses_a_process(kind: type[errors.PhalanxError], agai
 
 def test_each_class_has_a_code_of_its_own() -> None:
     codes = [kind.__dict__["code"] for kind in KINDS]
-    assert len(set(codes)) == len(codes) == 12
+    assert len(set(codes)) == len(codes) == 13
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,7 @@ def test_each_class_has_a_code_of_its_own() -> None:
         (errors.Unconditional, errors.UserError),
         (errors.Unauthorized, errors.UserError),
         (errors.Forbidden, errors.UserError),
+        (errors.TooMany, errors.UserError),
         (errors.StoreUnavailable, errors.ClusterError),
         (errors.Fenced, errors.ClusterError),
         (errors.PlacementRefused, errors.ClusterError),

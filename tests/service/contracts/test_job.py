@@ -12,7 +12,8 @@ from workers.spec import ParallelLayout
 
 GONE = object()
 FIELDS = (
-    "budgets, checkpoint, data, init_from, labels, model, name, parallel, placement, priority, queue, resources, train"
+    "budgets, checkpoint, data, deadline_s, init_from, labels, model, name, parallel, placement, priority, queue, "
+    "resources, train"
 )
 LAYOUT = ", ".join(sorted(ParallelLayout.model_fields))
 

@@ -36,9 +36,6 @@ def metric(step: int, attempt: int, loss: float = 1.0) -> MetricRow:
     ("bad", "error"),
     [
         ({"jobs": [JobUpdate("x", "running", "", {}, {})]}, NotFound),
-        ({"events": [("a", 1.0, "Good", "", {}), ("x", 1.0, "Bad", "", {})]}, IntegrityError),
-        ({"checkpoints": [CheckpointRow("x", 1, 1, "m", 1.0)]}, IntegrityError),
-        ({"log_chunks": [LogChunk("x", 1, "n", "p", 1, 1.0)]}, IntegrityError),
         ({"nodes": [NodeRow("n", "n", 1, "", "", "cpu", "", 1.0)] * 2}, IntegrityError),
         ({"intents_done": [object()]}, Exception),
         ({"events": [("a", 1.0, "Bad", "", {"what": object()})]}, Exception),
@@ -58,6 +55,19 @@ def test_one_bad_row_leaves_nothing(store: Store, epoch: int, bad: dict, error: 
     assert store.metrics("a", after_step=0) == []
     store.commit(epoch, good)
     assert [event.id for event in store.events(None, after=0)] == [1, 2]
+
+
+def test_what_is_told_of_a_job_that_was_removed_is_dropped_and_the_rest_is_kept(store: Store, epoch: int) -> None:
+    gone = Changes(
+        events=[("a", 1.0, "Good", "", {}), ("x", 1.0, "Late", "", {})],
+        checkpoints=[CheckpointRow("x", 1, 1, "m", 1.0)],
+        log_chunks=[LogChunk("x", 1, "n", "p", 1, 1.0)],
+        metrics=[metric(1, 1), MetricRow("x", 1, 1, 1.0, {"loss": 1.0})],
+    )
+    store.commit(epoch, gone)
+    assert [event.type for event in store.events(None, after=0)][-1] == "Good"
+    assert [row.step for row in store.metrics("a", after_step=0)] == [1]
+    assert (store.checkpoints("x"), store.log_chunks("x", 0), store.metrics("x", 0)) == ([], [], [])
 
 
 @pytest.mark.parametrize(
