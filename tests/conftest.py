@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 
 os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it once, when it is imported
 
@@ -13,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.pool import Pool
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background: children too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
