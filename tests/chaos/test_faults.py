@@ -101,7 +101,8 @@ def test_a_stopped_rank_goes_on(fleet: Fleet, training: str) -> None:
     now, fault = view(fleet, training), faults.StopRank()
     fault.strike(fleet, now, RNG)
     assert fault.hit is not None
-    assert psutil.Process(fault.hit.pid).status() == psutil.STATUS_STOPPED
+    stopped = psutil.Process(fault.hit.pid)
+    until(lambda: stopped.status() == psutil.STATUS_STOPPED, "stop")
     fault.undo(fleet)
     until(lambda: _beyond(fleet, training, now.status.progress.step), "new step")
 

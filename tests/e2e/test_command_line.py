@@ -23,10 +23,15 @@ pytestmark = [pytest.mark.ray, pytest.mark.torch]
 PHALANX = Path(sys.executable).with_name("phalanx")
 
 
+def environment(home: Path) -> dict[str, str]:
+    """A person's: nothing of the session's fleet."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
+    return {**own, "PHALANX_HOME": str(home)}
+
+
 def run(home: Path, *arguments: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PHALANX_HOME": str(home)}
     return subprocess.run(
-        [PHALANX, *arguments], env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        [PHALANX, *arguments], env=environment(home), capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
@@ -63,7 +68,7 @@ def test_demo_recovers_and_leaves_nothing(tmp_path: Path) -> None:
 def test_up_stays_until_down_also_when_it_was_killed(tmp_path: Path) -> None:
     up = subprocess.Popen(
         [PHALANX, "up", "--racks", "1", "--nodes", "1", "--api-port", "0"],
-        env={**os.environ, "PHALANX_HOME": str(tmp_path)}, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env=environment(tmp_path), stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         assert up.stdout is not None
@@ -91,11 +96,11 @@ def test_down_in_mid_run_and_up_again(tmp_path: Path) -> None:
     """Down does not wait for the job; the job waits for up, and goes on at its checkpoint."""
     one = {"parallel": {"dp": 1, "pp": 1, "tp": 1}, "resources": {"device": "cpu", "slots": 1}}
     job = {**JOB, **one, "train": {**JOB["train"], "steps": 100_000}, "checkpoint": {"every_steps": 20}}
-    uid, environment = "", {**os.environ, "PHALANX_HOME": str(tmp_path)}
+    uid = ""
     for attempt in (1, 2):
         up = subprocess.Popen(
             [PHALANX, "up", "--racks", "1", "--nodes", "1", "--slots", "1", "--api-port", "0"],
-            env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            env=environment(tmp_path), stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         try:
             assert up.stdout is not None
