@@ -8,10 +8,8 @@ from __future__ import annotations
 import dataclasses
 
 from service.contracts.job import Phase
-from service.core import elastic
+from service.core import elastic, queue
 from service.core.state import Condition, Job
-
-WAITING = (Phase.QUEUED, Phase.RECOVERING, Phase.RESCALING)
 
 
 def counted(before: Job | None, after: Job, at: float) -> Job:
@@ -43,7 +41,7 @@ def _now(job: Job, at: float) -> list[Condition]:
 def _admitted(job: Job, admitted: bool) -> str:
     if admitted:
         return "Backfilled" if job.backfilled else "QuotaReserved"
-    return "Pending" if job.phase in WAITING else _word(job.phase)
+    return "Pending" if job.phase in queue.WAITING else _word(job.phase)
 
 
 def _held(job: Job) -> str:
