@@ -34,14 +34,14 @@ def requested(job: Job, event: events.SuspendRequested, limits: Limits) -> Outco
     if job.placement is None:
         return _suspended(wished, event.at)
     if job.phase in (Phase.RUNNING, Phase.RESCALING) and not job.stopping:
-        return _pausing(wished, "suspend requested", event.at, limits)
+        return ending(wished, "suspend requested", Phase.SUSPENDING, None, event.at, limits)
     reason = f"suspend requested; waits until its {len(job.placement.held)} slots are free"
     commands, changes = stop(job, reason, keep=False)
     return move(wished, Phase.SUSPENDING, "JobSuspending", reason, event.at, commands, **changes)
 
 
 def yielding(job: Job, event: YieldDecided, limits: Limits) -> Outcome:
-    return _pausing(job, event.reason, event.at, limits)
+    return ending(job, event.reason, Phase.SUSPENDING, None, event.at, limits)
 
 
 def resumed(job: Job, event: events.ResumeRequested, limits: Limits) -> Outcome:
@@ -96,10 +96,6 @@ def ending(job: Job, why: str, phase: Phase, last: Phase | None, at: float, limi
     order = PauseGang(job.uid, job.attempt, reason, durable=True)
     pause = Pause("suspended", reason, until, durable=True)
     return move(job, phase, f"Job{phase.capitalize()}", reason, at, (order,), pause=pause, ending=last)
-
-
-def _pausing(job: Job, why: str, at: float, limits: Limits) -> Outcome:
-    return ending(job, why, Phase.SUSPENDING, None, at, limits)
 
 
 def _broken(job: Job, message: str, at: float) -> Outcome:
