@@ -13,10 +13,10 @@ from api.door import Given
 from api.routes.jobs import REFUSED
 from api.sent import Sent
 from api.views import AuditPage, AuditView, Problem, Projects, ProjectView
+from service.contracts.job import NAME
 
 router = APIRouter(prefix="/v1", tags=["projects"])
 
-NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 MISSING: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "there is no such project"}}
 Slots = Annotated[int | None, Field(gt=0, le=1_000_000, description="that its jobs may hold together; null: no bound")]
 

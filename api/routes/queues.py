@@ -11,9 +11,9 @@ from pydantic import Field
 
 from api.door import Given
 from api.routes.jobs import REFUSED
-from api.routes.projects import NAME
 from api.sent import Sent
 from api.views import Problem, Queues, QueueView
+from service.contracts.job import NAME
 
 router = APIRouter(prefix="/v1/queues", tags=["queues"])
 

@@ -95,6 +95,7 @@ class Budgets(Spec):
         return int(getattr(self, cause.value))
 
 
+NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 LabelKey = Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")]
 LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")]
 """As Kubernetes has them."""
@@ -138,7 +139,7 @@ Parallel = Annotated[
 class JobSpec(Spec):
     """What a user submits. Only `model`, `data`, `train.steps` and `resources.slots` have no default."""
 
-    name: str = Field(default="job", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description=NAME_RULE)
+    name: str = Field(default="job", pattern=NAME, description=NAME_RULE)
     model: ModelSpec
     data: DataSpec
     train: TrainSpec
@@ -147,7 +148,7 @@ class JobSpec(Spec):
     placement: PlacementPolicy = PlacementPolicy()
     checkpoint: CheckpointSpec = CheckpointSpec()
     budgets: Budgets = Budgets()
-    queue: str = Field(default="default", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description=NAME_RULE)
+    queue: str = Field(default="default", pattern=NAME, description=NAME_RULE)
     priority: int = Field(default=0, ge=-1000, le=1000, description="within its queue; what is higher comes first")
     deadline_s: float | None = Field(
         default=None, gt=0, le=1e9, description="seconds from submission after which it ends, as failed; null: none"

@@ -24,9 +24,7 @@ KEYS_CLEARED = 100  # jobs between two looks for keys that have expired
 UNSEEN = "not yet seen by the controller"
 
 TOLD = (models.events, models.metrics, models.log_chunks)  # what retention forgets
-OF_A_JOB = (
-    models.events, models.metrics, models.log_chunks, models.checkpoints, models.intents, models.submissions,
-)  # fmt: skip
+OF_A_JOB = (*TOLD, models.checkpoints, models.intents, models.submissions)
 
 _ENDED = tuple(phase.value for phase in Phase if phase.terminal)
 _JOB = [column for column in models.jobs.c if column.name != "core"]
