@@ -125,40 +125,64 @@ def test_f4_four_sizes_in_one_run(fleet: Fleet, calm: Losses) -> None:
     assert {one.cause for one in view.status.incidents} == {None}
 
 
-def test_f5_the_controller_dies_in_every_phase(fleet: Fleet, calm: Losses) -> None:
-    def kill(phase: Phase) -> None:
-        deadline = time.monotonic() + LONG_S
-        while uid is not None and (view := fleet.client.get(uid)).phase is not phase:
-            assert not view.phase.terminal, f"{phase} was not seen: {view.reason}"
-            assert time.monotonic() < deadline, f"no {phase}: {view.reason}"
-            time.sleep(0.02)
-        (controller,) = fleet.processes("ray::Controller")
-        os.kill(controller.pid, signal.SIGKILL)
-        killed.append(phase)
-        until(lambda: controller.pid not in fleet.net.pids(controller.host), "end of the controller")
-        until(lambda: fleet.processes("ray::Controller"), "next controller", LONG_S)
+def end_controller(fleet: Fleet) -> None:
+    """Kills it, and waits for the one that comes after it."""
+    (controller,) = fleet.processes("ray::Controller")
+    os.kill(controller.pid, signal.SIGKILL)
+    until(lambda: controller.pid not in fleet.net.pids(controller.host), "end of the controller")
+    until(lambda: fleet.processes("ray::Controller"), "next controller", LONG_S)
 
-    uid: str | None = None
-    killed: list[Phase] = []
-    over = {view.uid: view for view in fleet.client.list()}
-    kill(Phase.QUEUED)
-    uid = fleet.client.submit(asked(MOST, {"probe": True})).uid
-    for phase in (Phase.PLACING, Phase.STARTING, Phase.RUNNING):
-        kill(phase)
-    running(fleet, uid)
-    assert fleet.client.rescale(uid, 3).possible
-    kill(Phase.RESCALING)
-    view = running(fleet, uid, lambda view: len(view.status.placement) == 3)
-    os.kill(faults.ranks(fleet, view)[0].pid, signal.SIGKILL)
-    kill(Phase.RECOVERING)
-    kill(Phase.FINISHING)
+
+def end_controller_in(fleet: Fleet, uid: str, phase: Phase) -> None:
+    deadline = time.monotonic() + LONG_S
+    while (view := fleet.client.get(uid)).phase is not phase:
+        assert not view.phase.terminal, f"{phase} was not seen: {view.reason}"
+        assert time.monotonic() < deadline, f"no {phase}: {view.reason}"
+        time.sleep(0.02)
+    end_controller(fleet)
+
+
+def ended_well(fleet: Fleet, uid: str, calm: Losses) -> JobView:
+    """The job as it ends, which is as in calm, and with nothing left."""
     view = finished(fleet, uid)
     until(lambda: not any(group.startswith(view.uid) for group in fleet.inventory()["groups"]), "free slots", HELD_S)
     assert not broken(fleet, view, calm)
     assert not invariants.nothing_left(fleet, [view.storage])
-    assert [one.kind for one in view.status.incidents if one.cause is not None].count("process_died") == 1
-    assert len(killed) == 7
+    return view
+
+
+# Training goes on while there is no controller: a job that waited for one at each of seven deaths would be over before
+# the last. So one job has them until it is at work, one as it moves, and one as it recovers and ends.
+
+
+def test_f5_the_controller_dies_until_a_job_is_at_work(fleet: Fleet, calm: Losses) -> None:
+    over = {view.uid: view for view in fleet.client.list()}
+    end_controller(fleet)
+    uid = fleet.client.submit(asked(MOST, {"probe": True})).uid
+    for phase in (Phase.PLACING, Phase.STARTING, Phase.RUNNING):
+        end_controller_in(fleet, uid, phase)
+    view = ended_well(fleet, uid, calm)
+    assert [one.kind for one in view.status.incidents].count("process_died") == 0, view.status.incidents
     assert {view.uid: view for view in fleet.client.list()} == over | {uid: view}  # what was over stayed so
+
+
+def test_f5_the_controller_dies_while_a_job_moves(fleet: Fleet, calm: Losses) -> None:
+    uid = fleet.client.submit(asked(MOST)).uid
+    running(fleet, uid)
+    assert fleet.client.rescale(uid, 3).possible
+    end_controller_in(fleet, uid, Phase.RESCALING)
+    running(fleet, uid, lambda view: len(view.status.placement) == 3)
+    view = ended_well(fleet, uid, calm)
+    assert {one.cause for one in view.status.incidents} == {None}
+
+
+def test_f5_the_controller_dies_while_a_job_recovers_and_as_it_ends(fleet: Fleet, calm: Losses) -> None:
+    uid = fleet.client.submit(asked(MOST)).uid
+    os.kill(faults.ranks(fleet, running(fleet, uid))[0].pid, signal.SIGKILL)
+    for phase in (Phase.RECOVERING, Phase.FINISHING):
+        end_controller_in(fleet, uid, phase)
+    view = ended_well(fleet, uid, calm)
+    assert [one.kind for one in view.status.incidents if one.cause is not None] == ["process_died"]
 
 
 def test_f6_the_head_dies_and_comes_back_with_redis(fleet: Fleet, calm: Losses) -> None:
