@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import AsyncIterator
 from importlib import metadata
@@ -13,7 +12,7 @@ from fastapi import FastAPI
 from api import access, auth, bodies, document, errors, words  # noqa: F401  # words: paths are written with it
 from api.door import Door
 from api.hub import Hub
-from api.oidc import Issuer, Trust
+from api.oidc import Issuer
 from api.routes import (
     checkpoints,
     details,
@@ -31,20 +30,11 @@ from api.routes import (
     usage,
     wishes,
 )
+from api.rules import Rules
 from api.tokens import Keys
 from service.store.jobs import Store
 
 log = logging.getLogger("phalanx.api")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rules:
-    """What the operator allows."""
-
-    allowed_roots: tuple[str, ...] = ()  # where besides the storage root checkpoints may be kept
-    models: tuple[str, ...] = ()  # packages and modules that a job's own model may come from
-    trust: Trust | None = None  # whose tokens open the API besides its own
-    per_s: float = 0.0  # requests of each token; 0: no bound
 
 
 def create_app(store: Store, token: str, storage_root: str, rules: Rules = Rules()) -> FastAPI:  # frozen
@@ -57,7 +47,7 @@ def create_app(store: Store, token: str, storage_root: str, rules: Rules = Rules
         redoc_url=None,
         lifespan=_lifespan,
     )
-    app.state.door = Door(store, storage_root, rules.allowed_roots, rules.models)
+    app.state.door = Door(store, storage_root, rules)
     errors.install(app)
     about_jobs = (jobs, wishes, rescale, streams, figures, details, checkpoints)
     for routes in (health, *about_jobs, fleet, plan, queues, usage, projects, tokens, hooks):

@@ -39,7 +39,8 @@ def submission(
     there are.
     """
     queue(spec, queues)
-    model(spec.model.family, models)
+    if spec.runtime.working_dir is None:  # else it may come from there
+        model(spec.model.family, models)
     checkpoint_root(spec.checkpoint.root, roots)
     data(spec.data.source)
     if spec.data.eval_source is not None:
@@ -72,7 +73,7 @@ def model(family: str, allowed: Sequence[str]) -> None:
     )
     raise errors.UserError(
         f"{field}: this service runs no model from {path}",
-        hint=f"{works}; the operator allows packages and modules by PHALANX_MODELS",
+        hint=f"{works}; or bring it along in runtime.working_dir; the operator allows packages by PHALANX_MODELS",
         field=field,
     )
 
@@ -119,6 +120,8 @@ def normal(uri: str, field: str) -> tuple[str, str]:
     if problem := _unspeakable(uri):
         raise errors.UserError(f"{field}: {ascii(uri)[:80]} {problem}", hint=SCHEMES_HINT, field=field)
     scheme, _, path = uri.rpartition("://")
+    if "@" in path.partition("/")[0]:  # not repeated: it may hold a password
+        raise errors.UserError(f"{field}: a URI holds no credentials", hint="name them in runtime.secrets", field=field)
     scheme = {"": "file", "local": "file", "s3a": "s3", "gcs": "gs"}.get(scheme, scheme)
     if scheme not in ("file", *REMOTE):
         raise errors.UserError(f"{field}: {uri} can't be used here", hint=SCHEMES_HINT, field=field)

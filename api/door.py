@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.hub import Hub
 from api.principal import Principal
+from api.rules import Rules
 from service.contracts import errors
 from service.store.jobs import Store
 
@@ -21,12 +22,11 @@ UID = re.compile(r"[a-z0-9-]{1,80}")
 class Door:
     store: Store
     storage_root: str
-    allowed_roots: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
+    rules: Rules
 
     @property
     def roots(self) -> tuple[str, ...]:
-        return (self.storage_root, *self.allowed_roots)
+        return (self.storage_root, *self.rules.allowed_roots)
 
 
 async def door(request: Request) -> Door:

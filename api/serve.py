@@ -14,6 +14,7 @@ import uvicorn
 
 from api import app, auth, oidc
 from api.hub import Hub
+from api.rules import Rules
 from service.contracts import errors
 from service.settings import Settings
 from service.store.jobs import Store
@@ -66,11 +67,13 @@ def run(settings: Settings) -> None:
         listener.close()
 
 
-def rules(settings: Settings) -> app.Rules:
+def rules(settings: Settings) -> Rules:
     trust = None
     if settings.oidc_issuer:
         trust = oidc.Trust(settings.oidc_issuer, settings.oidc_audience, oidc.roles(settings.oidc_groups))
-    return app.Rules(settings.allowed_roots, settings.models, trust, settings.api_per_s)
+    return Rules(
+        settings.allowed_roots, settings.models, trust, settings.api_per_s, settings.own_code, settings.secrets
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Sequence
 
-from api import checkpoints, checks, door, jobview
+from api import checkpoints, checks, door, jobview, runtime
 from api.door import Door
 from api.principal import Principal
 from service.contracts import errors
@@ -30,7 +30,7 @@ def submit(
     # Before the checks: what was accepted once is answered again, also when it would no longer fit.
     if key is not None and (known := given.store.submitted(key, digest, now)):
         return known, False
-    spec = checked(given, asking, spec, queues, nodes)
+    spec = checked(given, asking, spec, project, queues, nodes)
     start = spec.init_from
     origin = "" if start is None else f", to begin at step {start.step} of {start.job}"
     return given.store.submit(
@@ -46,9 +46,12 @@ def submit(
     )
 
 
-def checked(given: Door, asking: Principal, spec: JobSpec, queues: Sequence[str], nodes: Sequence[NodeRow]) -> JobSpec:
-    """The job as it is kept, its beginning looked up. Errors as for `beginning`, and of the checks."""
-    checks.submission(spec, nodes, given.roots, given.models, queues)
+def checked(
+    given: Door, asking: Principal, spec: JobSpec, project: str, queues: Sequence[str], nodes: Sequence[NodeRow]
+) -> JobSpec:
+    """The job as it is kept, its beginning and its code looked up. Errors as for `beginning`, and of the checks."""
+    checks.submission(spec, nodes, given.roots, given.rules.models, queues)
+    spec = runtime.checked(spec, project, given.rules)
     if spec.init_from is None:
         return spec
     return spec.model_copy(update={"init_from": beginning(given, asking, spec, spec.init_from)})

@@ -89,11 +89,15 @@ class LocalFleet:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": self.temp,  # where Ray notes which cluster is this machine's: ours is not to be found there
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             **{f"RAY_health_check_{name}": value for name, value in HEALTH.items()},
             "PHALANX_HOME": str(self.home),
             "PHALANX_SCRATCH": str(Path(self.temp) / "scratch"),
             "PHALANX_LIMITS": os.environ.get("PHALANX_LIMITS", LIMITS),
+            # The fleet is of who started it, and so is all that its processes can read.
+            "PHALANX_OWN_CODE": os.environ.get("PHALANX_OWN_CODE", "*"),
+            "PHALANX_SECRETS": os.environ.get("PHALANX_SECRETS", "env:*,file:/*"),
             "PHALANX_KERNEL_LOG": str(Path(self.temp) / "{node}.kmsg"),
             "PHALANX_SNAPSHOTS": roster.memory(self.temp),
             "GLOO_SOCKET_IFNAME": "lo",
@@ -103,6 +107,7 @@ class LocalFleet:
     def _start_ray(self) -> None:
         from ray.cluster_utils import Cluster
 
+        (Path(self.temp) / "ray").mkdir()  # of the note; Ray makes it only where it begins a cluster by itself
         common = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
         labels = {ROLE_LABEL: CONTROL}  # the controller is there, and goes with no node that trains
         head = {"num_cpus": 0, "node_ip_address": "127.0.77.1", "temp_dir": self.temp, "labels": labels, **common}

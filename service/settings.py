@@ -40,6 +40,8 @@ class Settings:
     oidc_audience: str = "phalanx"
     oidc_groups: str = ""  # what their groups may
     models: tuple[str, ...] = ()  # packages and modules whose classes a job may name as its model.family
+    own_code: tuple[str, ...] = ()  # projects whose fleet is their own, so that their jobs may bring code; *: all
+    secrets: tuple[str, ...] = ()  # references that jobs may name; {project} is theirs, * or / at an end goes on
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -72,6 +74,8 @@ class Settings:
             oidc_audience=given.get("PHALANX_OIDC_AUDIENCE", "phalanx"),
             oidc_groups=given.get("PHALANX_OIDC_GROUPS", ""),
             models=_modules("PHALANX_MODELS", given.get("PHALANX_MODELS", "")),
+            own_code=_list(given.get("PHALANX_OWN_CODE", "")),
+            secrets=_references("PHALANX_SECRETS", given.get("PHALANX_SECRETS", "")),
         )
 
     def allows(self, root: str) -> bool:
@@ -126,12 +130,25 @@ def _bytes(variable: str, text: str) -> int:
 
 
 def _modules(variable: str, text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = _list(text)
     for name in names:
         if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
             hint = "write packages or modules, such as my_package.models,other_package"
             raise _refusal(variable, f"{name!r} is neither a package nor a module", hint)
     return names
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))
+
+
+def _references(variable: str, text: str) -> tuple[str, ...]:
+    found = _list(text)
+    for one in found:
+        if not re.match(r"(env|file|kubernetes):.", one):
+            hint = "write references such as env:HF_TOKEN, file:/etc/secrets/{project}/ or kubernetes:{project}-*"
+            raise _refusal(variable, f"{one!r} names no secret", hint)
+    return found
 
 
 def _limits(variable: str, text: str) -> Limits:

@@ -14,6 +14,7 @@ from api.door import Given
 from api.routes.jobs import REFUSED
 from api.sent import Sent
 from api.views import Hooks, HookView, Problem
+from service.contracts.runtime import Reference
 from service.store.records import HookRow
 
 router = APIRouter(prefix="/v1/hooks", tags=["hooks"])
@@ -30,10 +31,7 @@ TYPES = (
 
 class Asked(Sent):
     url: str = Field(pattern=r"^https?://[^\s/@?#]+(/[^\s#]*)?$", max_length=2000)
-    secret: str = Field(
-        pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:/.+)$", max_length=1000,
-        description="where the key of its signatures is found by the controller: env:NAME or file:PATH",
-    )  # fmt: skip
+    secret: Reference = Field(description="where the controller finds the key of its signatures, such as env:NAME")
     types: tuple[str, ...] = Field(default=TYPES, min_length=1, max_length=100, description="of events")
     project: str | None = Field(default=None, max_length=63, description="null: all of them")
 

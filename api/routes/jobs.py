@@ -51,8 +51,9 @@ def submit(
     now = time.time()
     try:
         if dry_run:
-            _, queues, nodes = given.store.admission(asking.works_in(project))
-            return answers.told(trial.made(given, submission.checked(given, asking, spec, queues, nodes), now))
+            found, queues, nodes = given.store.admission(asking.works_in(project))
+            spec = submission.checked(given, asking, spec, found.name, queues, nodes)
+            return answers.told(trial.made(given, spec, now))
         row, created = submission.submit(given, asking, spec, idempotency_key, now, project)
     except (errors.Conflict, errors.NotFound) as error:  # of the body, not of the route
         field = f"init_from.{error.field}" if error.field else "Idempotency-Key"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator, model_validator
 
 from service.contracts.errors import UserError
+from service.contracts.runtime import Runtime
 from workers.models.spec import ModelSpec, Spec
 from workers.spec import CheckpointSpec, DataSpec, ParallelLayout, RunSpec, TrainSpec, check_layout
 
@@ -148,6 +149,7 @@ class JobSpec(Spec):
     placement: PlacementPolicy = PlacementPolicy()
     checkpoint: CheckpointSpec = CheckpointSpec()
     budgets: Budgets = Budgets()
+    runtime: Runtime = Runtime()
     queue: str = Field(default="default", pattern=NAME, description=NAME_RULE)
     priority: int = Field(default=0, ge=-1000, le=1000, description="within its queue; what is higher comes first")
     deadline_s: float | None = Field(

@@ -250,7 +250,7 @@ class Gang:
                 num_cpus=0 if gpu else number, num_gpus=number if gpu else 0,
             ).remote(
                 order.epoch, self.uid, node, new[node], named.CONTROLLER, named.NAMESPACE,
-                order.root, order.scratch, order.kernel_log,
+                order.root, order.scratch, order.kernel_log, order.spec.runtime,
             )  # fmt: skip
         return lacking
 

@@ -12,17 +12,16 @@ import hmac
 import ipaddress
 import json
 import logging
-import os
 import socket
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 
 from service.contracts.errors import ClusterError, StoreUnavailable
+from service.runtime import references
 from service.store.hooks import Hooks
 from service.store.records import EventRow, HookRow
 
@@ -78,7 +77,7 @@ class Herald:
         headers = {
             "Content-Type": "application/json",
             "Phalanx-Delivery": f"{hook.id}/{event.id}",
-            "Phalanx-Signature": f"t={at},v1={signature(secret(hook.secret), at, body)}",
+            "Phalanx-Signature": f"t={at},v1={signature(references.value(hook.secret).encode(), at, body)}",
         }
         answer = client.post(hook.url, content=body, headers=headers)
         if not answer.is_success:
@@ -96,16 +95,6 @@ class Herald:
 
 def signature(key: bytes, at: int, body: bytes) -> str:
     return hmac.new(key, b"%d.%b" % (at, body), hashlib.sha256).hexdigest()
-
-
-def secret(reference: str) -> bytes:
-    """What `env:NAME` or `file:PATH` stand for, where the controller runs. ClusterError: there is nothing."""
-    kind, _, where = reference.partition(":")
-    if kind == "env" and (value := os.environ.get(where)):
-        return value.encode()
-    if kind == "file" and Path(where).is_file():
-        return Path(where).read_bytes().strip()
-    raise ClusterError(f"the webhook's secret {reference} is not there", hint="set it where the controller runs")
 
 
 def reachable(url: str) -> None:

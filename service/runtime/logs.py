@@ -10,7 +10,7 @@ import codecs
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from workers.checkpoint.storage import Storage
@@ -45,8 +45,17 @@ class Unsent:
 class Shipper:
     """Reads what was added to `{folder}/{rank}.{out|err}` since the last call, whole lines only."""
 
-    def __init__(self, folder: Path, storage: Storage, attempt: int, node: str, cap: int = CAP_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        storage: Storage,
+        attempt: int,
+        node: str,
+        cap: int = CAP_BYTES,
+        redact: Callable[[str], str] = str,
+    ) -> None:
         self.folder, self.storage, self.attempt, self.node, self.cap = folder, storage, attempt, node, cap
+        self.redact = redact  # of each line
         self.offsets: dict[Path, int] = {}
         self.number = 0
         self.unsent: Unsent | None = None
@@ -93,7 +102,7 @@ class Shipper:
     def _packed(self, path: Path, lines: Sequence[str], offset: int) -> Unsent:
         at, rank, stream = time.time(), int(path.stem), path.suffix[1:]
         where = {"at": at, "attempt": self.attempt, "rank": rank, "node": self.node, "stream": stream}
-        data = "".join(json.dumps({**where, "text": text}) + "\n" for text in lines).encode()
+        data = "".join(json.dumps({**where, "text": self.redact(text)}) + "\n" for text in lines).encode()
         return Unsent(path, offset, len(lines), data, at)
 
     def _send(self, unsent: Unsent) -> Chunk:

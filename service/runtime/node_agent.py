@@ -24,12 +24,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from service import health_policy
 from service.contracts.errors import ClusterError, Fenced
 from service.contracts.events import HealthFound
+from service.contracts.runtime import Runtime
 from service.runtime import care, logs, stacks
 from service.runtime.crew import Crew, Member
 from service.runtime.health import monitor
 from service.runtime.health.monitor import Monitor
 from service.runtime.outbox import Outbox, Said
 from service.runtime.rank import RankActor
+from service.runtime.redaction import Redaction
 from service.runtime.shelf import Place
 from service.runtime.stacks import Look
 from workers.checkpoint.storage import Storage
@@ -103,7 +105,9 @@ class NodeAgent:
         root: str,
         scratch: str,
         kernel_log: str,
+        runtime: Runtime,
     ) -> None:
+        self.runtime, self.redaction = runtime, Redaction()
         self.epoch, self.job, self.node, self.slots = epoch, job, node, tuple(slots)
         self.controller, self.namespace = controller, namespace
         self.storage = Storage.open(root).child(job)
@@ -273,7 +277,10 @@ class NodeAgent:
                     name=f"{self.job}/{self.node}/{slot}/{self.turn.attempt}.{next(self.serials)}",
                     namespace=self.namespace, lifetime="detached",
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-                ).remote(slot, ray.get_runtime_context().current_actor, aside)  # fmt: skip
+                ).remote(
+                    slot, ray.get_runtime_context().current_actor, aside, self.runtime, str(self.scratch)
+                )  # fmt: skip
+                self.redaction.look_up(self.runtime.secrets)  # as they are now, which is what it will find
             return self.born[slot]
 
     def _found(self, event: HealthFound) -> None:
@@ -319,7 +326,8 @@ class NodeAgent:
             return None  # told again in a second
 
     def _shipper(self, attempt: int) -> logs.Shipper:
-        return logs.Shipper(self.scratch / self.job / f"{attempt:06d}-{self.node}", self.storage, attempt, self.node)
+        folder = self.scratch / self.job / f"{attempt:06d}-{self.node}"
+        return logs.Shipper(folder, self.storage, attempt, self.node, redact=self.redaction.text)
 
     def _ship_logs(self) -> None:
         """A thread of its own: storage that is slow delays no report."""

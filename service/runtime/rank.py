@@ -21,7 +21,9 @@ from typing import Any
 
 import ray
 
+from service.contracts.runtime import Runtime
 from service.runtime import processes, stacks
+from service.runtime.environment import Environment
 from service.runtime.shelf import Place, Shelf
 from workers.reports import (
     Evaluated,
@@ -48,9 +50,13 @@ ASIDE = 2  # niceness of who stands by
 class Rank:
     """Known to its node's agent from birth, so that it can be ended; `assign` sets it to work, once."""
 
-    def __init__(self, slot: int, agent: Any, aside: bool) -> None:
-        """`aside`: others are at work, and come first until it is assigned."""
+    def __init__(self, slot: int, agent: Any, aside: bool, runtime: Runtime, scratch: str) -> None:
+        """`aside`: others are at work, and come first until it is assigned. `runtime`: what its job brings along."""
         self.agent, self.step = agent, 0
+        self.environment = Environment()
+        self.unfit = self.environment.enter(runtime, Path(scratch))
+        if runtime.secrets:  # Ray keeps what is written here, and shows it
+            divert(os.devnull, os.devnull)
         if aside:
             processes.give_way(ASIDE)
         self.warmed: tuple[RunSpec, int] | None = None  # for which rank of which run
@@ -112,6 +118,8 @@ class Rank:
             self.work.get()()
 
     def _warm(self, run: RunSpec, rank: int) -> None:
+        if self.unfit is not None:  # it says so once it is assigned
+            return
         from workers import trainer, warm
         from workers.parallel import mesh
 
@@ -138,9 +146,11 @@ class Rank:
                 self.step = max(0, report.step)
             if line := sentence(report):
                 say(line)
-            self.agent.tell.remote(assignment.attempt, report)
+            self.agent.tell.remote(assignment.attempt, self.environment.redaction.report(report))
 
         try:
+            if self.unfit is not None:
+                raise self.unfit
             trainer.quieten(assignment.device)
             if self.warmed not in (None, (assignment.run, assignment.rank)):
                 mesh.forget_groups()
@@ -248,8 +258,12 @@ def say(line: str) -> None:
 def redirect(folder: Path, rank: int) -> None:
     """Send this process's output, C libraries' too, to `{folder}/{rank}.out` and `.err`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for descriptor, name in ((1, "out"), (2, "err")):
-        file = os.open(folder / f"{rank}.{name}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    divert(folder / f"{rank}.out", folder / f"{rank}.err")
+
+
+def divert(out: Path | str, err: Path | str) -> None:
+    for descriptor, path in ((1, out), (2, err)):
+        file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
         os.dup2(file, descriptor)
         os.close(file)
 

@@ -43,7 +43,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"name": "Not A Name"}, "name", "not 'Not A Name'", "lower-case letters, digits and dashes"),
     ({"model.heads": 5}, "model.head_dim", "not divisible by heads 5", "try hidden"),
     ({"model.family": "gpt"}, "model.family", "neither llama nor an import path", "my_package.my_module:MyModel"),
-    ({"model.family": "os:system"}, "model.family", "no model from os", "under mine.models; the operator allows"),
+    ({"model.family": "os:system"}, "model.family", "no model from os", "under mine.models; or bring it along"),
     (
         {"parallel": {"tp": 3}, "resources.slots": 3},
         "parallel",

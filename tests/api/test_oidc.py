@@ -15,9 +15,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from api import oidc, tokens
-from api.app import Rules, create_app
+from api.app import create_app
 from api.oidc import Issuer, Role, Trust
 from api.principal import Principal
+from api.rules import Rules
 from service.contracts import errors
 from tests.api.world import TOKEN, World
 

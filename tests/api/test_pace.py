@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.app import Rules, create_app
+from api.app import create_app
 from api.pace import BURST_S, Pace
+from api.rules import Rules
 from tests.api.world import TOKEN, World
 
 

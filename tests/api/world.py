@@ -15,8 +15,9 @@ from typing import Any
 import uvicorn
 
 from api import serve
-from api.app import Rules, create_app
+from api.app import create_app
 from api.client import Client
+from api.rules import Rules
 from service.contracts.job import Phase, parse_job
 from service.contracts.status import JobStatus, JobView, Progress
 from service.store.jobs import Store

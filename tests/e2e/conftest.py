@@ -11,10 +11,14 @@ from api.client import Client
 from service.local import LocalFleet
 from tests.e2e.world import World
 
+SECRET = "hf_what-nobody-may-see"
+"""In the environment of every node."""
+
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
     before = dict(os.environ)
+    os.environ["PHALANX_TEST_SECRET"] = SECRET
     os.environ["PHALANX_LIMITS"] = "settle_s=3,cooldown_s=1,step_s=15"
     local = LocalFleet(tmp_path_factory.mktemp("home"), api_port=0)
     local.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import ray
@@ -18,6 +19,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.torch]
 class Stray:
     def ready(self) -> bool:
         return True
+
+
+def test_the_fleet_is_not_noted_as_the_machine_s_own_cluster(world: World) -> None:
+    noted = Path("/tmp/ray/ray_current_cluster")
+    assert not noted.exists() or noted.read_text() != world.fleet.cluster.address
 
 
 def test_a_new_controller_adopts_the_gang_and_sweeps_what_is_nobodys(world: World) -> None:

@@ -81,6 +81,10 @@ class World:
 
         return until(there, f"{uid} in {phases}")
 
+    def ended(self, uid: str) -> JobView:
+        """The job once it has failed."""
+        return self.phase(uid, Phase.FAILED)
+
     def finish(self, uid: str) -> JobView:
         return self.phase(uid, Phase.SUCCEEDED)
 

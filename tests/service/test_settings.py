@@ -60,6 +60,13 @@ def test_the_process_is_read_when_nothing_is_given(monkeypatch: pytest.MonkeyPat
         ("PHALANX_SNAPSHOT_BYTES", "8589934592", "snapshot_bytes", 1 << 33),
         ("PHALANX_MODELS", "mine, theirs.models,,mine", "models", ("mine", "theirs.models")),
         ("PHALANX_MODELS", " , ", "models", ()),
+        ("PHALANX_OWN_CODE", "vision, speech", "own_code", ("vision", "speech")),
+        (
+            "PHALANX_SECRETS",
+            "env:HF_TOKEN,kubernetes:{project}-*",
+            "secrets",
+            ("env:HF_TOKEN", "kubernetes:{project}-*"),
+        ),
         ("PHALANX_ALLOWED_ROOTS", "/srv/phalanx/runs", "allowed_roots", ("/srv/phalanx/runs",)),
     ],
 )
@@ -86,6 +93,8 @@ def test_a_variable_sets_its_field(variable: str, text: str, field: str, value: 
         ("PHALANX_MODELS", "mine.models:Model", "my_package.models"),
         ("PHALANX_MODELS", "mine.", "my_package.models"),
         ("PHALANX_MODELS", "*", "my_package.models"),
+        ("PHALANX_SECRETS", "HF_TOKEN", "env:HF_TOKEN"),
+        ("PHALANX_SECRETS", "env:", "env:HF_TOKEN"),
         ("PHALANX_API_HOST", "http://host", "127.0.0.1"),
         ("PHALANX_API_PORT", "seven", "1 to 65535"),
         ("PHALANX_API_PORT", "0", "1 to 65535"),

@@ -13,7 +13,7 @@ from workers.spec import ParallelLayout
 GONE = object()
 FIELDS = (
     "budgets, checkpoint, data, deadline_s, init_from, labels, model, name, parallel, placement, priority, queue, "
-    "resources, train"
+    "resources, runtime, train"
 )
 LAYOUT = ", ".join(sorted(ParallelLayout.model_fields))
 

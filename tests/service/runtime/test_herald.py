@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from service.contracts.errors import ClusterError, NotFound
-from service.runtime import herald
+from service.runtime import herald, references
 from service.runtime.herald import Herald
 from service.store.jobs import Store
 from service.store.records import Changes, HookRow
@@ -160,7 +160,7 @@ def test_without_its_secret_nothing_is_sent(world: World, listener: Listener, re
 
 def test_a_secret_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("s3cret\n")
-    assert herald.secret(f"file:{tmp_path}/key") == b"s3cret"
+    assert references.value(f"file:{tmp_path}/key") == "s3cret"
 
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/latest", "http://[fe80::1]/"])
