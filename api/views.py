@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from service.contracts.status import IncidentView, JobView, RankPlace, View
 from service.store.records import Scope
@@ -72,7 +72,10 @@ class MetricsPage(View):
 
 
 class RankView(View):
-    """Where a rank stands, and its place in the layout: pipeline stage, replica, tensor slice."""
+    """Where a rank stands, and its place in the layout: pipeline stage, replica, tensor slice. `parts`: seconds of a
+    step on it, by what it did, means over some seconds until `Ranks.at`; ranks wait for each other in most of them.
+    `pulse_s`: of a small piece of work that is the same for all.
+    """
 
     rank: int
     node: str
@@ -82,10 +85,15 @@ class RankView(View):
     pp: int
     dp: int
     tp: int
+    step_s: float | None = None
+    parts: dict[str, float] = Field(default_factory=dict)
+    pulse_s: float | None = None
 
 
 class Ranks(View):
     attempt: int
+    step: int | None = None  # the last that `parts` are of
+    at: float | None = None
     layout: ParallelLayout | None
     ranks: tuple[RankView, ...]
 
@@ -343,12 +351,14 @@ class MadeToken(TokenView):
 
 
 class UsageView(View):
-    """What the jobs of a project in a queue have used together; `goodput`: useful time over the time that they took."""
+    """What the jobs of a project in a queue have used together; `goodput`: useful time over the time that they took;
+    `lost_slot_hours`: of incidents, by their cause, and of planned moves."""
 
     project: str
     queue: str
     jobs: int
     slot_hours: float
+    lost_slot_hours: dict[str, float]
     tokens: float
     goodput: float
     cost: float | None  # at the price that was given

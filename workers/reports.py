@@ -18,6 +18,7 @@ class Moved:
     step: int
     at: float  # Unix seconds
     pulse_s: float | None = None  # what a small piece of work took before this step (workers.pulse), now and then
+    parts: dict[str, float] | None = None  # of a completed step: seconds of it on this rank, by what it did
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class Loop:
                 self.cursor.remember(done)
                 self.cursor.heard(self.heard())
                 self.tell(done)
-            self.tell(Moved(self.assignment.rank, "step", step, time.time(), beat))
+            self.tell(Moved(self.assignment.rank, "step", step, time.time(), beat, self.engine.watch.parts))
             if train.drift_every and step % train.drift_every == 0:
                 self.check_drift()
             if self.replay is not None and step % train.replay_every == 0:

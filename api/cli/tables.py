@@ -83,10 +83,11 @@ def busy(found: Iterable[JobView]) -> Table:
 
 
 def usage(found: Iterable[UsageView]) -> Table:
-    table = _table("PROJECT", "QUEUE", "JOBS", "SLOT-HOURS", "TOKENS", "GOODPUT", "COST", fold="PROJECT")
+    table = _table("PROJECT", "QUEUE", "JOBS", "SLOT-HOURS", "LOST", "TOKENS", "GOODPUT", "COST", fold="PROJECT")
     for one in found:
         table.add_row(
-            one.project, one.queue, str(one.jobs), f"{one.slot_hours:,.2f}", f"{one.tokens:,.0f}", f"{one.goodput:.1%}",
+            one.project, one.queue, str(one.jobs), f"{one.slot_hours:,.2f}",
+            f"{sum(one.lost_slot_hours.values()):,.2f}", f"{one.tokens:,.0f}", f"{one.goodput:.1%}",
             number(one.cost, ",.2f"),
         )  # fmt: skip
     return table

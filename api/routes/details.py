@@ -13,6 +13,7 @@ from api.views import FaultView, GoodputView, IncidentDetail, Incidents, Problem
 from service.contracts import errors
 from service.core import accounts, codec, goodput, status
 from service.core.state import Job
+from service.store.records import TimesRow
 
 router = APIRouter(prefix="/v1/jobs/{uid:word}", tags=["details"])
 
@@ -26,13 +27,15 @@ def ranks(given: Given, uid: Uid) -> Ranks:
     if job is None or job.placement is None or job.layout is None:
         return Ranks(attempt=0 if job is None else job.attempt, layout=None, ranks=())
     nodes = {node.id: node for node in given.store.nodes()}
-    found = []
+    times, found = given.store.times(uid, job.attempt), []
     for rank, slot in enumerate(job.placement.slots):
         pp, dp, tp = job.layout.coordinates(rank)
         node = nodes.get(slot.node)
         rack, zone = (node.rack, node.zone) if node else ("", "")
-        found.append(RankView(rank=rank, node=slot.name, slot=slot.index, rack=rack, zone=zone, pp=pp, dp=dp, tp=tp))
-    return Ranks(attempt=job.attempt, layout=job.layout, ranks=tuple(found))
+        place = {"rank": rank, "node": slot.name, "slot": slot.index, "rack": rack, "zone": zone}
+        found.append(RankView(**place, pp=pp, dp=dp, tp=tp, **_parts(times, rank)))
+    step, at = (times.step, times.at) if times else (None, None)
+    return Ranks(attempt=job.attempt, layout=job.layout, ranks=tuple(found), step=step, at=at)
 
 
 @router.get("/incidents", responses=MISSING)
@@ -60,6 +63,12 @@ def spent(given: Given, uid: Uid) -> GoodputView:
     parts = {name: value for name, value in dataclasses.asdict(told).items() if name != "spent"}
     share = goodput.goodput(job.productive_s, job.submitted_at, end)
     return GoodputView(goodput=share, elapsed_s=end - job.submitted_at, **parts, **dataclasses.asdict(told.spent))
+
+
+def _parts(times: TimesRow | None, rank: int) -> dict[str, Any]:
+    told = {name: seconds[rank] for name, seconds in (times.parts if times else {}).items()}
+    parts = {name: value for name, value in told.items() if value is not None and name != "pulse"}
+    return {"parts": parts, "step_s": sum(parts.values()) or None, "pulse_s": told.get("pulse")}
 
 
 def _core(given: Door, uid: str) -> Job | None:

@@ -35,6 +35,7 @@ def _entry(row: UsageRow, price: float | None) -> UsageView:
         queue=row.queue,
         jobs=row.jobs,
         slot_hours=hours,
+        lost_slot_hours={cause: lost / HOUR_S for cause, lost in row.lost_slot_s.items() if lost},
         tokens=row.tokens,
         goodput=min(1.0, row.productive_s / row.elapsed_s) if row.elapsed_s > 0 else 0.0,
         cost=None if price is None else hours * price,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.contracts.job import Cause, Phase
 from workers.spec import ParallelLayout
@@ -101,6 +101,7 @@ class JobStatus(View):
     progress: Progress
     productive_s: float = 0.0
     slot_s: float = 0.0  # seconds times slots that it held, until `slots_at`
+    lost_slot_s: dict[str, float] = Field(default_factory=dict)  # of it, by the cause of incidents; or `planned`
     slots: int = 0  # that it holds since
     slots_at: float = 0.0
     placement: tuple[RankPlace, ...] = ()

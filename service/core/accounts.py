@@ -13,6 +13,7 @@ import dataclasses
 from service.contracts.job import Phase
 from service.core.state import Incident, Job, Spent
 
+PLANNED = "planned"
 GOING = "going"
 """The stage of a gang that makes steps: counted by them, not by the clock."""
 
@@ -65,6 +66,17 @@ def counted(before: Job | None, after: Job, at: float) -> Job:
     steps_s = after.productive_s + after.redone_s - before.productive_s - before.redone_s
     seconds = max(0.0, end - before.stage_at - steps_s)
     return _booked(dataclasses.replace(after, stage_at=end if then == GOING else at), before, stage, seconds)
+
+
+def lost(job: Job) -> dict[str, float]:
+    """Slot-seconds that incidents took, by their cause, or `planned` for a move: of the slots that were at work before,
+    from the last progress to the next step."""
+    found: dict[str, float] = {}
+    for incident in job.incidents:
+        name = incident.cause.value if incident.cause else PLANNED
+        slots = incident.before.world if incident.before else len(job.held)
+        found[name] = found.get(name, 0.0) + slots * (incident.detect_s + incident.spent.total_s)
+    return found
 
 
 def slot_seconds(job: Job, at: float) -> float:

@@ -7,7 +7,7 @@ import re
 
 from service.contracts.job import Phase
 from service.contracts.status import ConditionView, ExitView, IncidentView, JobStatus, Progress, RankPlace
-from service.core import queue
+from service.core import accounts, queue
 from service.core.state import Incident, Job
 
 SIGNAL = re.compile(r"\bsignal (\d+)")
@@ -26,6 +26,7 @@ def status(job: Job) -> JobStatus:
         progress=_progress(job),
         productive_s=job.productive_s,
         slot_s=job.slot_s,
+        lost_slot_s=accounts.lost(job),
         slots=len(job.held),
         slots_at=job.slots_at,
         placement=tuple(RankPlace(rank=rank, node=at.name, slot=at.index) for rank, at in enumerate(slots)),

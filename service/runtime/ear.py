@@ -36,6 +36,7 @@ from service.contracts.events import (
 )
 from service.core import stragglers
 from service.runtime.node_agent import RankDied, Warm
+from service.runtime.times import Times
 from workers import reports
 
 ECHO_S = 0.3
@@ -84,6 +85,7 @@ class Ear:
         self.stragglers: set[str] = set()  # nodes that were told of
         self.warm: dict[str, int] = {}  # node -> slots where somebody stands by, warm
         self.at_step: dict[int, int] = {}
+        self.times = Times(world)
 
     def hear(self, said: Iterable[Any], at: float) -> list[Event]:
         """Events that follow at once. Checkpoints that are complete are left in `complete`."""
@@ -101,6 +103,7 @@ class Ear:
                     events.append(Evaluated(self.uid, self.attempt, step, loss, tokens, at))
                 case reports.Moved(rank=rank, step=step, pulse_s=pulse_s):
                     self.at_step[rank] = max(step, 0)
+                    self.times.add(what)
                     if pulse_s is not None:
                         self.beats.setdefault(rank, deque(maxlen=stragglers.BEATS)).append(pulse_s)
                 case reports.Recalled(steps=recent):

@@ -144,7 +144,7 @@ class Reign:
         self.state = dataclasses.replace(self.state, jobs={job.uid: job for job in found.jobs})
         self.ears = found.ears
         observed = events.FleetObserved(self.state.fleet, now)  # nodes were lost while nobody looked
-        self._decide([*self._shares(now), *fresh, observed, *found.events], found.records, [], [], now)
+        self._decide([*self._shares(now), *fresh, observed, *found.events], found.records, rows.Beside(), [], now)
         arguments = (self.state.fleet, self._observed, self.over)
         threading.Thread(target=self.lookout.watch, args=arguments, name="watch", daemon=True).start()
         self.herald.start()
@@ -180,7 +180,7 @@ class Reign:
                     answered.append(item.intent)
                 case _:
                     done.append(item)
-        happened, chunks = self._listen(heard, gone, now)
+        happened, beside = self._listen(heard, gone, now)
         happened += done  # what a gang said comes before its end
         intents = answered + self._poll(happened, now)
         for ear in self.ears.values():
@@ -189,7 +189,7 @@ class Reign:
                 self.lookout.doubt.set()
         if self._due("tick", TICK_S):
             happened.append(events.Ticked(now))
-        self._decide(happened, [], chunks, intents, now)
+        self._decide(happened, [], beside, intents, now)
         self.errands.answered(answered)
         self.deliveries.commit()
         for event in happened:
@@ -208,8 +208,8 @@ class Reign:
 
     def _listen(
         self, heard: Sequence[Heard], gone: Sequence[AgentGone], now: float
-    ) -> tuple[list[events.Event], list[LogChunk]]:
-        """Events from what agents said; the chunks of logs among it, which count for an ended attempt too."""
+    ) -> tuple[list[events.Event], rows.Beside]:
+        """Events from what agents said, and what is beside them: chunks of logs count for an ended attempt too."""
         happened: list[events.Event] = []
         chunks: list[LogChunk] = []
         for delivery in heard:
@@ -223,7 +223,9 @@ class Reign:
             ear = self.ears.get(agent.job)
             if ear is not None and ear.attempt == agent.attempt:
                 happened += ear.hear([agent], now)
-        return happened, chunks
+        told = [(ear, ear.times.due(now)) for ear in self.ears.values()]
+        times = [rows.times(ear.uid, ear.attempt, one, now) for ear, one in told if one is not None]
+        return happened, rows.Beside(chunks, times)
 
     def _poll(self, happened: list[events.Event], now: float) -> list[int]:
         """New jobs and intents from the store; ids of the intents that are done with this turn."""
@@ -269,7 +271,7 @@ class Reign:
         self,
         happened: Sequence[events.Event],
         records: Sequence[Record],
-        chunks: Sequence[LogChunk],
+        beside: rows.Beside,
         intents: Sequence[int],
         now: float,
     ) -> None:
@@ -287,8 +289,8 @@ class Reign:
         fleet = None if self.state.fleet == self.fleet_written else self.state.fleet
         health = self.state.health is not self.health_written
         forgiven = any(isinstance(event, events.NodeForgiven) for event in happened)
-        if changed or told or chunks or intents or fleet is not None or health or forgiven:
-            self._commit(changed, told, happened, chunks, intents, fleet, now)
+        if changed or told or beside or intents or fleet is not None or health or forgiven:
+            self._commit(changed, told, happened, beside, intents, fleet, now)
         for record in told:
             log.info("%s %s: %s", record.uid, record.type, record.reason)
         self._act(commands)
@@ -299,14 +301,14 @@ class Reign:
         changed: Sequence[Job],
         told: Sequence[Record],
         happened: Sequence[events.Event],
-        chunks: Sequence[LogChunk],
+        beside: rows.Beside,
         intents: Sequence[int],
         fleet: Fleet | None,
         now: float,
     ) -> None:
         """Write, and try again while the store is away: training goes on; nothing is done that isn't written."""
         health = None if self.state.health is self.health_written else self.state.health
-        changes = rows.changes(changed, told, happened, chunks, intents, fleet, now, health)
+        changes = rows.changes(changed, told, happened, beside, intents, fleet, now, health)
         while True:
             try:
                 self.store.commit(self.epoch, changes)

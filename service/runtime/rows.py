@@ -32,7 +32,7 @@ from service.core import codec, status
 from service.core.commands import Record
 from service.core.state import Job
 from service.runtime.logs import Chunk
-from service.store.records import Changes, CheckpointRow, Intent, JobUpdate, LogChunk, MetricRow, NodeRow
+from service.store.records import Changes, CheckpointRow, Intent, JobUpdate, LogChunk, MetricRow, NodeRow, TimesRow
 from workers.checkpoint.manifest import key_of
 from workers.spec import ParallelLayout
 
@@ -119,11 +119,26 @@ def chunk(uid: str, chunk: Chunk) -> LogChunk:
     return LogChunk(uid, chunk.attempt, chunk.node, chunk.path, chunk.lines, chunk.at)
 
 
+def times(uid: str, attempt: int, told: Mapping[str, Any], at: float) -> TimesRow:
+    return TimesRow(uid, at, attempt, told["step"], told["parts"])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beside:
+    """What is told of jobs and decides nothing."""
+
+    chunks: Sequence[LogChunk] = ()
+    times: Sequence[TimesRow] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.times)
+
+
 def changes(
     jobs: Iterable[Job],
     records: Sequence[Record],
     events: Sequence[Event],
-    chunks: Sequence[LogChunk],
+    beside: Beside,
     intents: Sequence[int],
     fleet: Fleet | None,
     at: float,
@@ -133,7 +148,8 @@ def changes(
         jobs=[job(one) for one in jobs],
         events=[(record.uid, record.at, record.type, record.reason, dict(record.data)) for record in records],
         metrics=metrics(events),
-        log_chunks=chunks,
+        times=beside.times,
+        log_chunks=beside.chunks,
         checkpoints=checkpoints(events, records),
         intents_done=intents,
         nodes=None if fleet is None else nodes(fleet, at),

@@ -18,6 +18,7 @@ def write(connection: sa.Connection, changes: records.Changes) -> None:
     changes = _of_known(connection, changes)
     _intents(connection, changes.intents_done)
     _metrics(connection, changes.metrics)
+    _times(connection, changes.times)
     _checkpoints(connection, changes.checkpoints)
     _nodes(connection, changes.nodes)
     _health(connection, changes.health)
@@ -29,7 +30,8 @@ def write(connection: sa.Connection, changes: records.Changes) -> None:
 def _of_known(connection: sa.Connection, changes: records.Changes) -> records.Changes:
     """Without what is told of jobs that were removed: a checkpoint may be verified after the end of its job."""
     told = {event[0] for event in changes.events}
-    told |= {one.job for rows in (changes.metrics, changes.log_chunks, changes.checkpoints) for one in rows}
+    beside = (changes.metrics, changes.times, changes.log_chunks, changes.checkpoints)
+    told |= {one.job for rows in beside for one in rows}
     unsure = told - {update.uid for update in changes.jobs}
     if not unsure:
         return changes
@@ -41,6 +43,7 @@ def _of_known(connection: sa.Connection, changes: records.Changes) -> records.Ch
         changes,
         events=[event for event in changes.events if event[0] not in gone],
         metrics=[row for row in changes.metrics if row.job not in gone],
+        times=[row for row in changes.times if row.job not in gone],
         log_chunks=[row for row in changes.log_chunks if row.job not in gone],
         checkpoints=[row for row in changes.checkpoints if row.job not in gone],
     )
@@ -111,6 +114,12 @@ def _whole(connection: sa.Connection, rows: Sequence[records.MetricRow]) -> None
         where=models.metrics.c.attempt <= insert.excluded.attempt,
     )
     connection.execute(upsert, [_stored(row) for row in rows])
+
+
+def _times(connection: sa.Connection, rows: Sequence[records.TimesRow]) -> None:
+    if rows:
+        insert = database.insert(connection, models.rank_times).on_conflict_do_nothing(index_elements=["job", "at"])
+        connection.execute(insert, [dataclasses.asdict(row) for row in rows])
 
 
 def _stored(row: records.MetricRow) -> dict[str, Any]:

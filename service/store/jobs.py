@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.contracts.errors import Changed, Conflict, NotFound
-from service.contracts.job import Phase
+from service.contracts.job import Cause, Phase
 from service.store import access, counters, database, found, lease, models, records, schema, usage
 from service.store import changes as writer
 from service.store.access import Access
@@ -23,8 +23,10 @@ KEY_KEPT_S = 86_400.0
 KEYS_CLEARED = 100  # jobs between two looks for keys that have expired
 UNSEEN = "not yet seen by the controller"
 
-TOLD = (models.events, models.metrics, models.log_chunks)  # what retention forgets
+TOLD = (models.events, models.metrics, models.rank_times, models.log_chunks)  # what retention forgets
 OF_A_JOB = (*TOLD, models.checkpoints, models.intents, models.submissions)
+
+CAUSES = (*(cause.value for cause in Cause), "planned")  # of lost time
 
 _ENDED = tuple(phase.value for phase in Phase if phase.terminal)
 _JOB = [column for column in models.jobs.c if column.name != "core"]
@@ -314,6 +316,12 @@ class Store:
                 for row in rows
             ]  # fmt: skip
 
+    def times(self, job: str, attempt: int) -> records.TimesRow | None:
+        """The newest of an attempt."""
+        table = models.rank_times
+        query = sa.select(table).where(table.c.job == job, table.c.attempt == attempt).order_by(table.c.at.desc())
+        return next((records.TimesRow(**row) for row in self._rows(query.limit(1))), None)
+
     def log_chunks(
         self, job: str, after: int, attempt: int | None = None, limit: int = 100, since: float = 0.0
     ) -> list[records.LogChunkRow]:
@@ -349,7 +357,7 @@ class Store:
     def usage(self, project: str | None, since: float, until: float) -> list[records.UsageRow]:
         """By project and queue, of jobs that were submitted in [since, until)."""
         with self._database.ask() as connection:
-            return usage.usage(connection, project, since, until)
+            return usage.usage(connection, project, since, until, CAUSES)
 
     def ping(self) -> None:
         """StoreUnavailable when the store can't be read."""

@@ -184,6 +184,16 @@ metrics = sa.Table(
     sa.Column("data", sa.JSON, nullable=False),
 )
 
+rank_times = sa.Table(
+    "rank_times",
+    metadata,
+    _job_key(primary_key=True),
+    sa.Column("at", sa.Double, primary_key=True),  # the end of a window
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("step", sa.BigInteger, nullable=False),  # the last of the window
+    sa.Column("parts", sa.JSON, nullable=False),  # name -> seconds by rank
+)
+
 log_chunks = sa.Table(
     "log_chunks",
     metadata,

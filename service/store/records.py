@@ -62,6 +62,7 @@ class UsageRow:
     tokens: float
     productive_s: float
     elapsed_s: float  # from their submission to their end, or to now
+    lost_slot_s: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by cause
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +145,17 @@ class MetricRow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TimesRow:
+    """How long the parts of a step took each rank in the window that ended `at`."""
+
+    job: str
+    at: float
+    attempt: int
+    step: int  # the last
+    parts: Mapping[str, Sequence[float | None]]  # seconds by rank; None of one that said nothing
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LogChunk:
     """A piece of a node's log, in storage but not yet in the store. `path` is relative to {root}/{job}."""
 
@@ -221,6 +233,7 @@ class Changes:
     jobs: Sequence[JobUpdate] = ()
     events: Sequence[NewEvent] = ()
     metrics: Sequence[MetricRow] = ()
+    times: Sequence[TimesRow] = ()
     log_chunks: Sequence[LogChunk | LogChunkRow] = ()  # the id of a LogChunkRow is passed over
     checkpoints: Sequence[CheckpointRow] = ()
     intents_done: Sequence[int] = ()

@@ -12,7 +12,7 @@ from service.contracts import events
 from service.contracts.job import parse_job
 from service.core import codec, machine
 from service.core.state import Job, State
-from service.store.records import JobUpdate
+from service.store.records import JobUpdate, TimesRow
 from tests.api.world import World, job
 from tests.service.core import world as core
 
@@ -52,6 +52,21 @@ def test_ranks_have_a_place_and_coordinates(world: World) -> None:
     assert [(one.rank, one.node, one.slot, one.pp, one.dp, one.tp) for one in found.ranks] == [
         (0, "n0", 0, 0, 0, 0), (1, "n0", 1, 0, 0, 1), (2, "n1", 0, 0, 1, 0), (3, "n1", 1, 0, 1, 1),
     ]  # fmt: skip
+
+
+def test_ranks_have_the_parts_of_a_step(world: World) -> None:
+    uid, _ = going(world)
+    parts = {"data": [0.1, 0.1, None, 0.2], "optimizer": [0.3, 0.3, None, 0.3], "pulse": [0.01, 0.01, None, 0.02]}
+    older = TimesRow(uid, 50.0, 2, 5, {"data": [9.0] * 4})
+    world.commit(times=[older, TimesRow(uid, 60.0, 2, 6, parts), TimesRow(uid, 70.0, 1, 4, {"data": [9.0] * 4})])
+    with world.client() as client:
+        found = client.ranks(uid)
+    assert (found.attempt, found.step, found.at) == (2, 6, 60.0)
+    first, _, silent, last = found.ranks
+    assert (first.parts, first.pulse_s) == ({"data": 0.1, "optimizer": 0.3}, 0.01)
+    assert first.step_s == pytest.approx(0.4)
+    assert (silent.parts, silent.step_s, silent.pulse_s) == ({}, None, None)
+    assert last.step_s == pytest.approx(0.5)
 
 
 def test_incidents_have_their_evidence(world: World) -> None:

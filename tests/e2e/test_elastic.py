@@ -90,5 +90,9 @@ def test_f3_a_lost_node_makes_it_smaller_and_its_return_larger(world: World) -> 
     until(lambda: len(moved(world, uid)) == 2, "growth")
     _, growth = moved(world, uid)
     assert (growth.kind, growth.cause, growth.steps_redone) == ("rescale", None, 0)
+    told = until(
+        lambda: (now := world.client.ranks(uid)).ranks and all(one.parts for one in now.ranks) and now, "parts"
+    )
+    assert {name for one in told.ranks for name in one.parts} >= {"data", "forward_backward", "optimizer"}
     losses = world.losses(uid)
     assert sorted(losses) == list(range(1, max(losses) + 1))

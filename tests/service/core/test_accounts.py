@@ -99,3 +99,13 @@ def test_a_job_in_any_phase_adds_up(phase: Phase) -> None:
     booked = accounts.accounts(job, job.ended_at or here.now)
     assert booked.total_s == (job.ended_at or here.now) - job.submitted_at
     assert booked.between_s == 0
+
+
+def test_what_incidents_took_is_told_by_their_cause() -> None:
+    here = World(world.fleet(1))
+    recovered(here)
+    (incident,) = here.job().incidents
+    slots = incident.before.world if incident.before else 0
+    took = slots * (incident.detect_s + incident.spent.total_s)
+    assert took > 0
+    assert accounts.lost(here.job()) == status.status(here.job()).lost_slot_s == {"infrastructure": took}

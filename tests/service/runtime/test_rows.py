@@ -14,7 +14,7 @@ from service.core import checkpoints, codec, status
 from service.core.commands import Record
 from service.runtime import rows
 from service.runtime.logs import Chunk
-from service.store.records import Changes, CheckpointRow, Intent, LogChunk, MetricRow, NodeRow
+from service.store.records import Changes, CheckpointRow, Intent, LogChunk, MetricRow, NodeRow, TimesRow
 from tests.service.core import world
 from tests.service.core.world import World
 from workers.checkpoint import manifest
@@ -108,7 +108,8 @@ def test_a_chunk_of_a_log() -> None:
 
 
 def test_a_turn_that_changes_nothing() -> None:
-    assert rows.changes([], [], [], [], [], None, 7.0) == Changes([], [], [], [], [], [], None)
+    nothing = Changes([], [], [], log_chunks=(), checkpoints=[], intents_done=[])
+    assert rows.changes([], [], [], rows.Beside(), [], None, 7.0) == nothing
 
 
 def test_all_of_a_turn() -> None:
@@ -117,11 +118,14 @@ def test_all_of_a_turn() -> None:
     published = events.CheckpointPublished("a", 1, 4, manifest.path(4, 1), 100.0)
     happened: list[Event] = [steps(world.step(1, 101.0)), published, events.NodeForgiven("n1", 100.0)]
     chunks = [LogChunk("a", 1, "n1", "logs/x", 3, 7.0)]
-    made = rows.changes([job], [record], happened, chunks, [3], world.fleet(1), 7.0, {"n0": NodeHealth()})
+    times = [rows.times("a", 1, {"step": 4, "parts": {"data": [0.1]}}, 7.0)]
+    beside = rows.Beside(chunks, times)
+    made = rows.changes([job], [record], happened, beside, [3], world.fleet(1), 7.0, {"n0": NodeHealth()})
     assert made == Changes(
         jobs=[rows.job(job)],
         events=[("a", 5.0, "JobRunning", "it runs", {"step": 1})],
         metrics=rows.metrics(happened),
+        times=[TimesRow("a", 7.0, 1, 4, {"data": [0.1]})],
         log_chunks=chunks,
         checkpoints=rows.checkpoints(happened, [record]),
         intents_done=[3],

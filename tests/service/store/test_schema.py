@@ -92,7 +92,7 @@ def test_the_next_revision_can_be_written(tmp_path: Path) -> None:
     alembic.command.revision(config, "Nothing new", autogenerate=True, rev_id="9999")
     text = (folder / "versions" / "9999_nothing_new.py").read_text()
     assert text.startswith('"""Nothing new."""')
-    assert "down_revision = '0009'" in text
+    assert "down_revision = '0010'" in text
     compile(text, "9999", "exec")
 
 
