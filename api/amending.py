@@ -28,7 +28,6 @@ SCHEMA: dict[str, Any] = {
         for name in OPEN
     },
     "additionalProperties": False,
-    "example": {"priority": 10, "resources": {"elastic": {"min_slots": 2, "max_slots": 8}}, "checkpoint": {"keep": 5}},
 }
 
 

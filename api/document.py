@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from api import errors as problems
+from api import examples
 from api.auth import OPEN_PATHS
 
 PROBLEM = {"$ref": "#/components/schemas/Problem"}
@@ -43,7 +44,9 @@ def made(app: FastAPI) -> dict[str, Any]:
         schemas.pop(name, None)
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
-        for operation in operations.values():
+        for verb, operation in operations.items():
+            if "requestBody" in operation:
+                operation["requestBody"]["content"]["application/json"]["example"] = examples.BODIES[verb, path]
             if path not in OPEN_PATHS:
                 operation["security"] = [{"token": []}]
             _answers(operation["responses"])
