@@ -1,7 +1,9 @@
-"""One local fleet for the session: two racks of two nodes with two slots, a controller, an API."""
+"""One local fleet for the session: two racks of two nodes with two slots, a controller, an API; its store is a real
+PostgreSQL where one is installed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -9,6 +11,7 @@ import pytest
 
 from api.client import Client
 from service.local import LocalFleet
+from tests import postgres
 from tests.e2e.world import World
 
 SECRET = "hf_what-nobody-may-see"
@@ -16,10 +19,18 @@ SECRET = "hf_what-nobody-may-see"
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+def database() -> Iterator[postgres.Server | None]:
+    with postgres.server() if postgres.found() else contextlib.nullcontext() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fleet(database: postgres.Server | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
     before = dict(os.environ)
     os.environ["PHALANX_TEST_SECRET"] = SECRET
     os.environ["PHALANX_LIMITS"] = "settle_s=3,cooldown_s=1,step_s=15"
+    if database is not None:
+        os.environ["PHALANX_STORE"] = database.url.render_as_string(hide_password=False)
     local = LocalFleet(tmp_path_factory.mktemp("home"), api_port=0)
     local.start()
     yield local

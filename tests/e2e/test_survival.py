@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 import ray
 
+from service.contracts import errors
+from service.contracts.status import JobView
 from service.runtime import ensure
+from tests import postgres
 from tests.e2e.world import HALF, World, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch]
+
+AWAY_S = 15.0
 
 
 @ray.remote(num_cpus=0)
@@ -47,3 +55,36 @@ def test_a_new_controller_adopts_the_gang_and_sweeps_what_is_nobodys(world: Worl
     assert {step.attempt for step in steps} == {1}
     assert world.pids(uid, attempt=1) == ranks
     until(lambda: not world.processes("ray::Stray"), "sweep of the stray actor")
+
+
+def test_training_goes_on_while_the_store_is_away(world: World, database: postgres.Server | None) -> None:
+    """Nothing is decided meanwhile, and what was done is told once it is back."""
+    if database is None:
+        pytest.skip("needs PostgreSQL's initdb and pg_ctl, and psycopg")
+    uid = world.submit(train={"steps": 2000}, **HALF)
+    world.reach(uid, 5)
+    database.stop()
+    try:
+        with pytest.raises(errors.ClusterError):
+            world.client.get(uid)
+        assert httpx.get(f"{world.client.url}/healthz").status_code == 200
+        refused = httpx.get(f"{world.client.url}/readyz")
+        assert (refused.status_code, int(refused.headers["Retry-After"]) > 0) == (503, True)
+        time.sleep(AWAY_S)  # longer than the lease lasts
+    finally:
+        database.start()
+    before = until(lambda: _answered(world, uid), "an answer")
+    view = world.reach(uid, before.status.progress.step + 5)
+    assert (view.status.attempt, view.status.incidents) == (1, ())
+    steps = [step.step for step in world.client.metrics(uid)]
+    assert steps == list(range(1, len(steps) + 1))
+    during = [step for step in world.client.metrics(uid) if step.at < time.time() - 1]
+    gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(during)]
+    assert max(gaps) < AWAY_S  # it made steps all the while
+
+
+def _answered(world: World, uid: str) -> JobView | None:
+    try:
+        return world.client.get(uid)
+    except errors.ClusterError:
+        return None
