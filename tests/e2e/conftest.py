@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,16 @@ from service.local import LocalFleet
 from tests import postgres
 from tests.e2e.world import World
 
+HERE = Path(__file__).parent
 SECRET = "hf_what-nobody-may-see"
 """In the environment of every node."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """More than the waits of a test take together, where all goes well."""
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

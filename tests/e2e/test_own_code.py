@@ -11,7 +11,7 @@ from service.contracts.errors import UserError
 from tests.e2e.conftest import SECRET
 from tests.e2e.world import HALF, World
 
-pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.torch]
 
 MODEL = """
 import os
