@@ -15,6 +15,7 @@ from service.contracts.cluster import Fleet, Node
 from service.contracts.job import JobSpec
 from service.core.plan import search
 from service.store.records import NodeRow
+from workers.data.prepared import NAME as PREPARED
 from workers.models.spec import BUILT_IN
 
 BUILTIN_DATA = "builtin:topics"
@@ -42,6 +43,8 @@ def submission(
     if spec.runtime.working_dir is None:  # else it may come from there
         model(spec.model.family, models)
     checkpoint_root(spec.checkpoint.root, roots)
+    for number, one in enumerate(spec.data.sources or ()):
+        data(one.source, f"data.sources.{number}.source")
     data(spec.data.source)
     if spec.data.eval_source is not None:
         data(spec.data.eval_source, "data.eval_source")
@@ -83,10 +86,11 @@ def data(source: str, field: str = "data.source") -> None:
         return
     if source.startswith("builtin:"):
         raise errors.UserError(f"{field}: there is no {source!r}; the built-in data is {BUILTIN_DATA}", field=field)
-    if not _matches(source, field):
+    if not _matches(source, field) and not _matches(f"{source.rstrip('/')}/{PREPARED}", field):
         raise errors.UserError(
             f"{field}: {source} matches no file",
-            hint=f"use {BUILTIN_DATA}, or a path, glob or URI of text or JSON lines that every node can read",
+            hint=f"use {BUILTIN_DATA}; a path, glob or URI of text, JSON lines or Parquet that every node can read; or "
+            "a folder that phalanx data prepare made",
             field=field,
         )
 

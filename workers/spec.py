@@ -19,6 +19,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zb", "zbv"]
 Recompute = Literal["none", "selective", "inner", "full"]
 Decay = Literal["cosine", "linear", "wsd", "constant"]
 
+BUILT_IN_TEXT = "builtin:topics"
 BYTE_VOCABULARY = 257  # 256 bytes and one separator between documents
 
 SERVICE_FIELDS = ("name", "resources", "placement", "budgets", "queue", "priority")
@@ -30,13 +31,36 @@ ANY_COUNT: tuple[Schedule, ...] = ("gpipe", "zbv")  # no rule on the number of m
 ZERO_BUBBLE: tuple[Schedule, ...] = ("interleaved_zb", "zbv")
 
 
-class DataSpec(Spec):
-    """Where text comes from: `builtin:topics`, or a path or fsspec URI of text or of JSON lines with a text field."""
+class SourceSpec(Spec):
+    """One source of a mixture; its weight is its share of the samples, over the sum of all weights."""
 
-    source: str = "builtin:topics"
+    source: str
+    weight: float = Field(default=1.0, gt=0, le=1e9)
+    text_field: str = "text"
+
+
+class DataSpec(Spec):
+    """Where text comes from: `builtin:topics`; a path or fsspec URI of text, JSON lines or Parquet with a text field;
+    or a folder of what `phalanx data prepare` made. Or several of them, mixed.
+    """
+
+    source: str = BUILT_IN_TEXT
+    sources: tuple[SourceSpec, ...] | None = Field(
+        default=None, min_length=1, max_length=256, description="a mixture, in place of source"
+    )
     tokenizer: str = Field(default="byte", description="`byte`, or the path or URI of a tokenizer.json")
     text_field: str = "text"
     eval_source: str | None = Field(default=None, description="text to evaluate on, as source; default none")
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> DataSpec:
+        if self.sources is not None:
+            if self.source != BUILT_IN_TEXT:
+                raise ValueError("source and sources are both given; put source into sources")
+            names = [one.source for one in self.sources]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"sources names {twice} twice; give it the weight of both")
+        return self
 
 
 class TrainSpec(Spec):

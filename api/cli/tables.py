@@ -10,6 +10,7 @@ from rich.text import Text
 from api.views import CheckpointView, GoodputView, HookView, NodeView, ProjectView, QueueView, TokenView, UsageView
 from service.contracts.job import Phase
 from service.contracts.status import ConditionView, IncidentView, JobView
+from workers.data.prepared import Shard
 
 COLOURS = {
     Phase.SUCCEEDED: "green",
@@ -158,6 +159,13 @@ def state(one: CheckpointView, now: float) -> str:
     if one.stored is False:
         return "removed"
     return "published" if one.verified_at is None else f"verified {duration(now - one.verified_at)} ago"
+
+
+def shards(found: Iterable[Shard]) -> Table:
+    table = _table("SHARD", "DOCUMENTS", "TOKENS", "BYTES", fold="SHARD")
+    for one in found:
+        table.add_row(one.name, f"{one.documents:,}", f"{one.tokens:,}", f"{one.nbytes:,}")
+    return table
 
 
 def nodes(found: Iterable[NodeView], now: float) -> Table:

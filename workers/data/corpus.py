@@ -1,84 +1,101 @@
-"""Text sources: the standard library's documentation, and text or JSON lines at a path or fsspec URI."""
+"""What a job trains on: samples of one source or of a weighted mixture, in one global order that no layout changes."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Iterator
 
-import fsspec
 import numpy as np
 import torch
-from fsspec.core import OpenFile
 
-from workers.data import order, tokens
-from workers.spec import DataSpec
+from workers.data import order, prepared, text, tokens
+from workers.data.mixture import Mixture
+from workers.data.run import Held, Mapped, Run
+from workers.data.staging import Stage
+from workers.data.text import DataError
+from workers.spec import BUILT_IN_TEXT, DataSpec, SourceSpec
 
-JSON_LINES = (".jsonl", ".ndjson", ".json")
+__all__ = ["Corpus", "DataError", "documents"]
 
 
-class DataError(ValueError):
-    """The data can't be trained on as the spec says; the message says what would work."""
+class Source:
+    """Samples of `seq_len` tokens and the token after each, cut from one run of tokens."""
 
-
-class Corpus:
-    """Samples of `seq_len` tokens and the token after each, cut from one long run of tokens."""
-
-    def __init__(self, data: DataSpec, seq_len: int, seed: int) -> None:
-        using = tokens.tokenizer(data.tokenizer)
-        self.vocabulary = using.size
-        self.tokens = tokens.encode(documents(data), using)
+    def __init__(self, source: SourceSpec, tokenizer: str, seq_len: int, seed: int) -> None:
         self.seq_len, self.seed = seq_len, seed
-        self.size = (len(self.tokens) - 1) // seq_len
+        self.run, self.vocabulary = _opened(source, tokenizer)
+        self.size = (self.run.tokens - 1) // seq_len
         if self.size < 1:
             raise DataError(
-                f"{data.source} has {len(self.tokens)} tokens; one sample needs {seq_len + 1}: "
+                f"{source.source} has {self.run.tokens} tokens; one sample needs {seq_len + 1}: "
                 "use a smaller model.seq_len or more text"
             )
 
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """Tokens [positions, seq_len + 1] of the samples with these numbers in this source's order."""
+        ids = order.at(self.seed, positions.astype(np.uint64), self.size)
+        return self.run.rows(ids * self.seq_len, self.seq_len + 1)
+
+
+class Corpus:
+    def __init__(self, data: DataSpec, seq_len: int, seed: int) -> None:
+        named = data.sources or (SourceSpec(source=data.source, text_field=data.text_field),)
+        seeds = [seed if data.sources is None else _seed(seed, one.source) for one in named]
+        self.sources = [Source(one, data.tokenizer, seq_len, own) for one, own in zip(named, seeds, strict=True)]
+        self.vocabulary = self.sources[0].vocabulary
+        for one, source in zip(named, self.sources, strict=True):
+            if source.vocabulary != self.vocabulary:
+                raise DataError(
+                    f"{one.source} has {source.vocabulary} ids and {named[0].source} {self.vocabulary}: prepare all "
+                    "sources with one tokenizer"
+                )
+        self.size = sum(source.size for source in self.sources)
+        self.mixture = Mixture([one.weight for one in named], seed)
+
     def batch(self, cursor: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, int64 [count, seq_len], of the samples number `cursor` and on in the global order."""
-        ids = order.samples(self.seed, cursor, count, self.size)
-        rows = self.tokens[ids[:, None] * self.seq_len + np.arange(self.seq_len + 1)]
-        whole = torch.from_numpy(rows.astype(np.int64))
-        return whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
+        rows = torch.from_numpy(self._rows(cursor, count))
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def _rows(self, cursor: int, count: int) -> np.ndarray:
+        if len(self.sources) == 1:
+            return self.sources[0].rows(np.arange(cursor, cursor + count))
+        rows = np.empty((count, self.sources[0].seq_len + 1), dtype=np.int64)
+        which, positions = self.mixture.take(cursor, count)
+        for number, source in enumerate(self.sources):
+            own = which == number
+            rows[own] = source.rows(positions[own])
+        return rows
 
 
 def documents(data: DataSpec) -> Iterator[str]:
     """Documents of a source in a fixed order. Raises DataError where there is nothing to read."""
-    if data.source == "builtin:topics":
+    yield from _documents(SourceSpec(source=data.source, text_field=data.text_field))
+
+
+def _documents(source: SourceSpec) -> Iterator[str]:
+    if source.source == BUILT_IN_TEXT:
         from pydoc_data.topics import topics
 
         yield from (topics[name] for name in sorted(topics))
         return
-    files = fsspec.open_files(data.source, "rt", encoding="utf-8")
-    if not files:
-        raise DataError(f"{data.source} matches no file; use builtin:topics, or a path or URI of text or JSON lines")
-    for file in sorted(files, key=lambda opened: str(opened.path)):
-        yield from _documents(file, data.text_field)
+    for uri in text.files(source.source):
+        yield from text.documents(uri, source.text_field)
 
 
-def _documents(file: OpenFile, field: str) -> Iterator[str]:
-    try:
-        with file as stream:
-            if str(file.path).endswith(JSON_LINES):
-                for number, line in enumerate(stream, 1):
-                    if line.strip():
-                        yield _text(line, field, f"{file.path}:{number}")
-            else:
-                yield stream.read()
-    except FileNotFoundError:
-        raise DataError(f"{file.path} does not exist; data.source may be builtin:topics, a path or a URI") from None
-    except IsADirectoryError:
-        raise DataError(f"{file.path} is a folder; name its files, as in {file.path}/*.txt") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file.path} is not UTF-8 text (byte {error.start}: {error.reason})") from None
+def _opened(source: SourceSpec, tokenizer: str) -> tuple[Run, int]:
+    """The run of tokens and the size of their vocabulary."""
+    if source.source != BUILT_IN_TEXT and prepared.found(source.source):
+        made = prepared.read(source.source)
+        if tokenizer not in ("byte", made.tokenizer.name):
+            raise DataError(
+                f"{source.source} was prepared with tokenizer {made.tokenizer.name}, not {tokenizer}: name that one"
+            )
+        return Mapped(source.source, made, Stage.of_node()), made.tokenizer.size
+    using = tokens.tokenizer(tokenizer)
+    return Held(tokens.encode(_documents(source), using)), using.size
 
 
-def _text(line: str, field: str, place: str) -> str:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{place} is not JSON: {error.msg}; one JSON object a line is wanted") from None
-    if not isinstance(value, dict) or not isinstance(value.get(field), str):
-        raise DataError(f"{place} has no text under {field!r}; name the field by data.text_field")
-    return str(value[field].encode("utf-8", "replace"), "utf-8")  # JSON may hold half a surrogate pair
+def _seed(seed: int, source: str) -> int:
+    """Of one source in a mixture: its order has nothing to do with the others'."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{source}".encode()).digest()[:8], "little") >> 1

@@ -14,8 +14,12 @@ MIX = np.uint64(0x9E3779B97F4A7C15)
 
 def samples(seed: int, cursor: int, count: int, size: int) -> np.ndarray:
     """Ids [count], each in [0, size), of the samples number `cursor` to `cursor + count` since the run began."""
-    position = np.arange(cursor, cursor + count, dtype=np.uint64)
-    epoch, index = position // np.uint64(size), position % np.uint64(size)
+    return at(seed, np.arange(cursor, cursor + count, dtype=np.uint64), size)
+
+
+def at(seed: int, positions: np.ndarray, size: int) -> np.ndarray:
+    """Ids in [0, size) of the samples with these numbers, uint64 of any shape -> int64 of the same."""
+    epoch, index = positions // np.uint64(size), positions % np.uint64(size)
     return permuted(seed, epoch, index, size).astype(np.int64)
 
 

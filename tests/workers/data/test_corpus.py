@@ -94,7 +94,7 @@ def test_bad_text(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     ("source", "message"),
     [
         ("none.txt", "none.txt does not exist; data.source may be builtin:topics, a path or a URI"),
-        ("*.none", "*.none matches no file; use builtin:topics, or a path or URI of text or JSON lines"),
+        ("*.none", "*.none matches no file; use builtin:topics, or a path or URI of text, JSON lines or Parquet"),
         ("folder", "folder is a folder; name its files, as in "),
     ],
 )
