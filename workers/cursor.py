@@ -8,7 +8,7 @@ from typing import Any
 
 from workers.checkpoint.manifest import BadCheckpoint, Manifest
 from workers.reports import StepDone
-from workers.spec import RunSpec
+from workers.spec import DataSpec, RunSpec
 
 RECENT = 32  # steps that a snapshot knows of, and as many more as nobody has heard of yet
 MOST = 2048  # of those
@@ -82,7 +82,7 @@ def check_order(document: Manifest, run: RunSpec) -> None:
     """
     if not document.header.get("samples"):
         return
-    then = {"seed": document.header.get("seed"), **document.header.get("data", {})}
+    then = {**DataSpec().model_dump(), "seed": document.header.get("seed"), **document.header.get("data", {})}
     now = {"seed": run.train.seed, **_order(run)}
     if changed := [name for name in now if name in then and then[name] != now[name]]:
         was = ", ".join(f"{name} {then[name]!r}, now {now[name]!r}" for name in changed)

@@ -22,6 +22,7 @@ from workers.blame import Blame, Sightings
 from workers.models import registry
 from workers.models.decoder import initialise
 from workers.models.moe import MixtureOfExperts
+from workers.models.samples import Samples
 from workers.models.seams import IGNORED, NOBODY
 from workers.models.sharding import dimension, sliced
 from workers.numerics import local
@@ -158,13 +159,21 @@ class Engine:
         before = sum(counts[: self.replica])
         return cursor + before * self.layout.micro_batch, counts[self.replica] * self.layout.micro_batch
 
-    def step(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0, aside: Aside = tuple) -> Outcome:
-        """An optimizer step over [samples, seq] of this replica, the first being sample number `first`.
+    def step(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        first: int = 0,
+        aside: Aside = tuple,
+        starts: torch.Tensor | None = None,
+    ) -> Outcome:
+        """An optimizer step over [samples, seq] of this replica, the first being sample number `first`. `starts`: of
+        packed samples, where in it the document of each position begins.
 
         Where loss or gradient is no number all ranks see it at once: nothing is changed, and it is said why. What
         `aside` says when the figures of the step are summed over ranks is summed with them, at no message's cost.
         """
-        outcome = self.gradient(tokens, targets, first, aside)
+        outcome = self.gradient(tokens, targets, first, aside, starts)
         self.watch.lap("reduction" if self.device.type == "cpu" else "forward_backward")  # the figures are waited for
         if not outcome.finite:
             numbers = torch.arange(first, first + len(tokens)).view(-1, self.layout.micro_batch)
@@ -180,14 +189,21 @@ class Engine:
         self.watch.lap("optimizer")
         return outcome
 
-    def gradient(self, tokens: torch.Tensor, targets: torch.Tensor, first: int = 0, aside: Aside = tuple) -> Outcome:
+    def gradient(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        first: int = 0,
+        aside: Aside = tuple,
+        starts: torch.Tensor | None = None,
+    ) -> Outcome:
         """Forward and backward. The gradients left in the parameters are of the mean over the world's tokens."""
         scale = self._set_scale(self.scale.value)
         self.sightings.reset()
         for moe in self.moes.values():
             moe.load.zero_()
         counted = (targets != IGNORED).sum() if self.counts_tokens else torch.zeros(())
-        losses = self.pipeline.run(*self._micro_batches(tokens, targets, first))
+        losses = self.pipeline.run(*self._micro_batches(tokens, targets, first, starts))
         if self.device.type == "cpu":  # on a GPU nothing has been waited for yet, and reductions overlap
             self.watch.lap("forward_backward")
         self.sightings.losses = losses
@@ -202,7 +218,9 @@ class Engine:
             torch._foreach_mul_(self._gradients(), factor)
         return Outcome(total * factor, norm * factor, int(count), aside=sums)
 
-    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
+    def evaluate(
+        self, tokens: torch.Tensor, targets: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> tuple[float, int]:
         """(mean loss, tokens) of the world's [samples, seq], of which each replica gives its share of a step.
 
         Without dropout. Parameters, gradients and what the next step computes are as if it had not been.
@@ -210,7 +228,7 @@ class Engine:
         scale = self._set_scale(1.0)
         for part in self.parts:
             part.eval()
-        micro_batches = self._micro_batches(tokens, targets, 0)
+        micro_batches = self._micro_batches(tokens, targets, 0, starts)
         losses = self.pipeline.evaluate(*micro_batches)
         for part in self.parts:
             part.train()
@@ -221,11 +239,13 @@ class Engine:
         total, _, count, _ = numerics.agree(share, torch.zeros_like(share), counted)
         return total / (max(count, 1) * scale), int(count)
 
-    def again(self, tokens: torch.Tensor, targets: torch.Tensor, first: int, runs: int) -> torch.Tensor | None:
+    def again(
+        self, tokens: torch.Tensor, targets: torch.Tensor, first: int, runs: int, starts: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """Forward and backward over [samples, seq] by each replica for itself, in `runs` micro-batches; their losses
         on the last stage. Nothing is left of it."""
         self._set_scale(self.scale.value)
-        losses = self.pipeline.run(*self._micro_batches(tokens, targets, first, runs))
+        losses = self.pipeline.run(*self._micro_batches(tokens, targets, first, starts, runs))
         self.optimizer.drop()
         self.sightings.reset()
         return losses if self.counts_loss and self.layout.stages - 1 in self.stages else None
@@ -238,25 +258,30 @@ class Engine:
         return scale
 
     def _micro_batches(
-        self, tokens: torch.Tensor, targets: torch.Tensor, first: int, runs: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[samples, seq] -> [runs, micro-batch, seq] and the samples' numbers; empty micro-batches, whose targets are
-        ignored, come last. `runs`: default as many as the replica has in a step."""
-        runs = runs or self.layout.runs(self.run.train.global_batch)[self.replica]
-        missing = runs * self.layout.micro_batch - len(tokens)
-        empty = (missing, tokens.shape[-1])
-        return self._batched(
-            torch.cat((tokens, tokens.new_zeros(empty))),
-            torch.cat((targets, targets.new_full(empty, IGNORED))),
-            torch.cat((torch.arange(first, first + len(tokens)), torch.full((missing,), NOBODY))),
-        )
-
-    def _batched(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> tuple[Any, ...]:
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        first: int,
+        starts: torch.Tensor | None,
+        runs: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, list[Samples]]:
+        """[samples, seq] -> [runs, micro-batch, seq] and what is told of the samples of each; empty micro-batches, with
+        all targets ignored, come last. `runs`: default as many as the replica has in a step."""
         size, seq = self.layout.micro_batch, tokens.shape[-1]
         if seq > self.run.model.seq_len or (self.parts[0].seams.sharers > 1 and seq % self.layout.tp):
             raise ValueError(f"samples of {seq} tokens: at most {self.run.model.seq_len}, and divisible by tp")
-        shaped = (tokens.view(-1, size, seq), targets.view(-1, size, seq), samples.view(-1, size))
-        return tuple(one.to(self.device, non_blocking=True) for one in shaped)
+        runs = runs or self.layout.runs(self.run.train.global_batch)[self.replica]
+        missing = runs * size - len(tokens)
+        numbers = torch.cat((torch.arange(first, first + len(tokens)), torch.full((missing,), NOBODY)))
+
+        def shaped(given: torch.Tensor, filler: int) -> torch.Tensor:
+            whole = torch.cat((given, given.new_full((missing, seq), filler)))
+            return whole.view(-1, size, seq).to(self.device, non_blocking=True)
+
+        each = numbers.view(-1, size).to(self.device, non_blocking=True).unbind()
+        documents = (None,) * runs if starts is None else shaped(starts, 0).unbind()
+        samples = [Samples(*told) for told in zip(each, documents, strict=True)]
+        return shaped(tokens, 0), shaped(targets, IGNORED), samples
 
     def _gradients(self) -> list[torch.Tensor]:
         return gradients([*self.named.values(), *self.copies.values()])

@@ -72,13 +72,15 @@ class Replay:
         run = self.engine.run
         return max(run.parallel.runs(run.train.global_batch))
 
-    def odd(self, tokens: torch.Tensor, targets: torch.Tensor, first: int) -> Odd | None:
+    def odd(
+        self, tokens: torch.Tensor, targets: torch.Tensor, first: int, starts: torch.Tensor | None = None
+    ) -> Odd | None:
         """What differs between replicas over [samples, seq], the same answer on all ranks. The training state, and what
         the next step computes, are as if it had not been."""
         self.watching = True
         try:
             with deterministic():
-                losses = self.engine.again(tokens, targets, first, self._micro_batches)
+                losses = self.engine.again(tokens, targets, first, self._micro_batches, starts)
         finally:
             self.watching = False
         if losses is not None:

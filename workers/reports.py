@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 RankPhase = Literal["start", "load", "step", "save", "end"]
-FaultKind = Literal["user", "peer", "numeric", "drift", "corruption", "storage", "out_of_memory"]
+FaultKind = Literal["code", "user", "peer", "numeric", "drift", "corruption", "storage", "out_of_memory"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

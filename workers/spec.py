@@ -48,6 +48,10 @@ class DataSpec(Spec):
     sources: tuple[SourceSpec, ...] | None = Field(
         default=None, min_length=1, max_length=256, description="a mixture, in place of source"
     )
+    packing: Literal["none", "documents"] = Field(
+        default="none",
+        description="how text becomes samples: cut from one long run; or whole documents side by side, each read alone",
+    )
     tokenizer: str = Field(default="byte", description="`byte`, or the path or URI of a tokenizer.json")
     text_field: str = "text"
     eval_source: str | None = Field(default=None, description="text to evaluate on, as source; default none")

@@ -145,15 +145,15 @@ class Loop:
         self.step_s = engine.watch.total
         engine.watch.start()
         first, count = engine.share(self.cursor.samples)
-        tokens = self.corpus.batch(first, count)
+        tokens, starts = self.corpus.batch(first, count), self.corpus.starts(first, count)
         engine.watch.lap("data")
         every, self.traffic = self.run_spec.train.traffic_every, None
         if every and (self.cursor.step + 1) % every == 0:
             with Traffic() as counted:
-                outcome = engine.step(*tokens, first, self.note)
+                outcome = engine.step(*tokens, first, self.note, starts)
             self.traffic = counted.axes()
         else:
-            outcome = engine.step(*tokens, first, self.note)
+            outcome = engine.step(*tokens, first, self.note, starts)
         if outcome.finite:
             self.cursor.advance(batch)
         return outcome
@@ -234,7 +234,8 @@ class Loop:
     def check_replay(self, replay: Replay) -> None:
         """The newest step's first samples, by every replica."""
         step, first = self.cursor.step, self.cursor.samples - self.run_spec.train.global_batch
-        odd = replay.odd(*self.corpus.batch(first, replay.samples), first)
+        count = replay.samples
+        odd = replay.odd(*self.corpus.batch(first, count), first, self.corpus.starts(first, count))
         if odd is not None:
             since = f"they last agreed after step {self.verified}" if self.verified else "they have never agreed"
             error = Corrupted(f"after step {step} replicas computed the same and got different figures: {odd}; {since}")
@@ -245,7 +246,8 @@ class Loop:
     def evaluate(self, corpus: Corpus) -> None:
         batch, losses, tokens = self.run_spec.train.global_batch, 0.0, 0
         for number in range(self.run_spec.train.eval_batches):
-            loss, count = self.engine.evaluate(*corpus.batch(*self.engine.share(number * batch)))
+            share = self.engine.share(number * batch)
+            loss, count = self.engine.evaluate(*corpus.batch(*share), corpus.starts(*share))
             losses, tokens = losses + loss * count, tokens + count
         if self.leads:
             self.tell(Evaluated(self.cursor.step, time.time(), losses / max(1, tokens), tokens))

@@ -28,9 +28,10 @@ def warm(run: RunSpec, rank: int) -> bool:
     corpus = Corpus(run.data, run.model.seq_len, run.train.seed)
     with mesh.pretended(rank, layout) as axes:
         engine = Engine(run, corpus.vocabulary, axes, torch.device("cpu"))
-        tokens = corpus.batch(*engine.share(0))
+        share = engine.share(0)
+        tokens, starts = corpus.batch(*share), corpus.starts(*share)
         for _ in range(STEPS):
-            engine.gradient(*tokens)
+            engine.gradient(*tokens, starts=starts)
             engine.optimizer.step()
         engine.state()
     gc.collect()

@@ -12,7 +12,7 @@ from workers.spec import ParallelLayout
 
 FaultKind = Literal[
     "process_died", "out_of_memory", "node_lost", "gang_lost", "device", "preempted",
-    "peer", "user", "numeric", "drift", "corruption", "storage", "hang", "start_failed"
+    "peer", "code", "user", "numeric", "drift", "corruption", "storage", "hang", "start_failed"
 ]  # fmt: skip
 HealthAction = Literal["log", "restart", "reset", "drain", "reboot"]
 

@@ -27,7 +27,7 @@ SAME_ROOT_LIMIT = 3
 
 ROOTS: tuple[FaultKind, ...] = (
     "preempted", "node_lost", "out_of_memory", "device", "process_died", "gang_lost",
-    "hang", "start_failed", "corruption", "drift", "numeric", "storage", "user", "peer"
+    "hang", "start_failed", "corruption", "drift", "numeric", "storage", "code", "user", "peer"
 )  # fmt: skip
 """From root to echo. A rank whose peer died may raise anything: process_died is before user."""
 
@@ -45,8 +45,12 @@ CAUSES: dict[FaultKind, Cause] = {
     "corruption": Cause.INFRASTRUCTURE,
     "hang": Cause.HANG,
     "numeric": Cause.USER_ERROR,
+    "code": Cause.USER_ERROR,
     "user": Cause.USER_ERROR,
 }
+
+LASTING: frozenset[FaultKind] = frozenset({"code"})
+"""The same at every try: own code that can't be loaded."""
 
 FIGURES: frozenset[FaultKind] = frozenset({"numeric", "drift", "corruption", "out_of_memory"})
 """Their messages tell figures and places, which may differ though the fault is the same."""
@@ -85,6 +89,8 @@ def judge(job: Job, faults: Sequence[Fault], at: float) -> Verdict:
     spent = 1 + sum(charged is cause for charged, _ in _recent(job.charges, at))
     same = 1 + _known(job).count(_key(root, job.step))
     what = _sentence(root, job)
+    if root.kind in LASTING:
+        return Verdict(False, cause, root, at, f"{what}; another try would end the same")
     stuck = same >= SAME_ROOT_LIMIT and root.kind not in PASSING
     older = stuck and not job.quarantined and bool(job.resumed_step)
     if stuck and not older:

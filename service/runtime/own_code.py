@@ -18,6 +18,10 @@ PIECE = 1 << 20
 MOST_BYTES = 2 << 30  # unpacked
 
 
+class NoCode(UserError):
+    """The archive is not the one that was submitted, or none."""
+
+
 def enter(uri: str, digest: str, folder: Path) -> Path:
     """This process stands in the unpacked archive from now on, and imports from it first."""
     place = unpacked(uri, digest, folder)
@@ -27,8 +31,8 @@ def enter(uri: str, digest: str, folder: Path) -> Path:
 
 
 def unpacked(uri: str, digest: str, folder: Path) -> Path:
-    """`{folder}/{digest}`. Whoever comes first makes it; others may come at the same time. UserError: it is another
-    archive by now, or none."""
+    """`{folder}/{digest}`. Whoever comes first makes it; others may come at the same time. NoCode: it is another
+    archive by now."""
     place = folder / digest
     if place.is_dir():
         return place
@@ -37,7 +41,7 @@ def unpacked(uri: str, digest: str, folder: Path) -> Path:
     try:
         found = _fetched(uri, draft / "archive.zip")
         if found != digest:
-            raise UserError(
+            raise NoCode(
                 f"runtime.working_dir: {uri} is not what it was when the job was submitted",
                 hint="archives of code that runs are not replaced: write a new one, and submit it",
                 field="runtime.working_dir",
@@ -65,5 +69,5 @@ def _fetched(uri: str, path: Path) -> str:
 def _unpack(archive: Path, place: Path) -> None:
     with zipfile.ZipFile(archive) as opened:
         if sum(entry.file_size for entry in opened.infolist()) > MOST_BYTES:
-            raise UserError(f"runtime.working_dir: it is more than {MOST_BYTES >> 30} GiB unpacked")
+            raise NoCode(f"runtime.working_dir: it is more than {MOST_BYTES >> 30} GiB unpacked")
         opened.extractall(place)  # which leads no name out of the folder

@@ -24,6 +24,7 @@ import ray
 from service.contracts.runtime import Runtime
 from service.runtime import processes, stacks
 from service.runtime.environment import Environment
+from service.runtime.own_code import NoCode
 from service.runtime.shelf import Place, Shelf
 from workers.reports import (
     Evaluated,
@@ -189,8 +190,11 @@ def kind_of(error: BaseException) -> FaultKind:
     import torch.distributed as dist
 
     from workers.blame import Drifted, NonFinite
+    from workers.models.registry import NoModel
     from workers.replay import Corrupted
 
+    if isinstance(error, NoModel | NoCode):
+        return "code"
     if isinstance(error, NonFinite):
         return "numeric"
     if isinstance(error, Drifted):

@@ -67,6 +67,18 @@ def test_a_secret_that_no_node_has_ends_the_job_and_is_named(world: World) -> No
     assert view.status.progress.step == 0
 
 
+def test_code_that_can_t_be_imported_ends_the_job_at_once_with_its_traceback(world: World, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as made:
+        made.writestr("bad/model.py", "import nothing_of_this_name\n")
+    uid = world.submit(**HALF, runtime={"working_dir": f"{tmp_path}/bad.zip"}, model={"family": "bad.model:Mine"})
+    view = world.ended(uid)
+    assert view.status.attempt == 1
+    assert "No module named 'nothing_of_this_name'" in view.reason
+    assert view.status.exit is not None
+    assert view.status.exit.kind == "code"
+    assert "import nothing_of_this_name" in view.status.exit.traceback
+
+
 def test_an_archive_that_was_replaced_is_not_run(world: World, tmp_path: Path) -> None:
     path = packed(tmp_path)
     with pytest.raises(UserError, match="is not what it was"):

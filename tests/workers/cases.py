@@ -80,7 +80,7 @@ def poison(engine: Engine, sample: int) -> None:
     def hook(layer: nn.Module, inputs: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
         if not layer.training:
             return out
-        return torch.where((inputs[1] == sample)[:, None, None], torch.nan, out)
+        return torch.where((inputs[1].numbers == sample)[:, None, None], torch.nan, out)
 
     for part in engine.parts:
         if part.first:

@@ -57,7 +57,7 @@ def steps(store: dist.Store, rank: int, run: RunSpec, count: int) -> dict[str, A
 def step_at(engine: Engine, corpus: Corpus, cursor: int) -> Outcome:
     """A step on this replica's share of the samples from `cursor` on."""
     first, count = engine.share(cursor)
-    return engine.step(*corpus.batch(first, count), first)
+    return engine.step(*corpus.batch(first, count), first, starts=corpus.starts(first, count))
 
 
 def check(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def check(store: dist.Store, rank: int, run: RunSpec) -> dict[str, Any]:
     with mesh.joined(store, rank, run.parallel, "cpu", 60.0) as axes:
         engine = Engine(run, corpus.vocabulary, axes, torch.device("cpu"))
         begin, count = engine.share(0)
-        first = engine.gradient(*corpus.batch(begin, count), begin)
+        first = engine.gradient(*corpus.batch(begin, count), begin, starts=corpus.starts(begin, count))
         raw = kept(engine.gradients())
         engine.optimizer.drop()
         outcomes = [step_at(engine, corpus, n * run.train.global_batch) for n in range(3)]

@@ -130,6 +130,15 @@ def test_samples_of_another_order_are_refused(changes: dict[str, Any], told: str
         check_order(document, RUN.model_copy(update=changes))
 
 
+def test_a_checkpoint_of_before_there_was_packing_was_not_packed() -> None:
+    header = advanced(Cursor(1), 2, 8).header(RUN, PROGRESS)
+    del header["data"]["packing"]
+    document = checkpoint(header)
+    check_order(document, RUN)
+    with pytest.raises(ValueError, match="packing 'none', now 'documents'"):
+        check_order(document, RUN.model_copy(update={"data": DataSpec(packing="documents")}))
+
+
 def test_another_model_of_the_same_shapes_is_refused() -> None:
     document = Manifest("job-1", 3, 1, "token", 0.0, {}, RUN.model.model_dump(), {}, (), {})
     check_model(document, RUN)

@@ -10,6 +10,7 @@ import torch
 
 from workers.data import order, prepared, text, tokens
 from workers.data.mixture import Mixture
+from workers.data.packing import Packing
 from workers.data.run import Held, Mapped, Run
 from workers.data.staging import Stage
 from workers.data.text import DataError
@@ -18,30 +19,39 @@ from workers.spec import BUILT_IN_TEXT, DataSpec, SourceSpec
 __all__ = ["Corpus", "DataError", "documents"]
 
 
-class Source:
-    """Samples of `seq_len` tokens and the token after each, cut from one run of tokens."""
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Inputs and targets [samples, seq_len] and, of packed samples, where the document of each position begins in them."""
 
-    def __init__(self, source: SourceSpec, tokenizer: str, seq_len: int, seed: int) -> None:
+
+class Source:
+    """Samples of one source under one seed."""
+
+    def __init__(self, source: SourceSpec, data: DataSpec, seq_len: int, seed: int) -> None:
         self.seq_len, self.seed = seq_len, seed
-        self.run, self.vocabulary = _opened(source, tokenizer)
-        self.size = (self.run.tokens - 1) // seq_len
+        self.run, self.vocabulary = _opened(source, data.tokenizer)
+        self.packing = Packing(self.run.lengths(), seq_len) if data.packing == "documents" else None
+        self.size = (self.run.tokens - 1) // seq_len if self.packing is None else self.packing.size
         if self.size < 1:
             raise DataError(
                 f"{source.source} has {self.run.tokens} tokens; one sample needs {seq_len + 1}: "
                 "use a smaller model.seq_len or more text"
             )
 
-    def rows(self, positions: np.ndarray) -> np.ndarray:
-        """Tokens [positions, seq_len + 1] of the samples with these numbers in this source's order."""
+    def rows(self, positions: np.ndarray) -> Rows:
+        """Of the samples with these numbers in this source's order."""
         ids = order.at(self.seed, positions.astype(np.uint64), self.size)
-        return self.run.rows(ids * self.seq_len, self.seq_len + 1)
+        if self.packing is not None:
+            return self.packing.rows(self.run, ids)
+        rows = self.run.rows(ids * self.seq_len, self.seq_len + 1)
+        return rows[:, :-1], rows[:, 1:], None
 
 
 class Corpus:
     def __init__(self, data: DataSpec, seq_len: int, seed: int) -> None:
         named = data.sources or (SourceSpec(source=data.source, text_field=data.text_field),)
         seeds = [seed if data.sources is None else _seed(seed, one.source) for one in named]
-        self.sources = [Source(one, data.tokenizer, seq_len, own) for one, own in zip(named, seeds, strict=True)]
+        self.sources = [Source(one, data, seq_len, own) for one, own in zip(named, seeds, strict=True)]
+        self.seq_len, self.seed = seq_len, seed
         self.vocabulary = self.sources[0].vocabulary
         for one, source in zip(named, self.sources, strict=True):
             if source.vocabulary != self.vocabulary:
@@ -51,21 +61,37 @@ class Corpus:
                 )
         self.size = sum(source.size for source in self.sources)
         self.mixture = Mixture([one.weight for one in named], seed)
+        self.packed = data.packing == "documents"
+        self._last: tuple[tuple[int, int], Rows] | None = None
 
     def batch(self, cursor: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, int64 [count, seq_len], of the samples number `cursor` and on in the global order."""
-        rows = torch.from_numpy(self._rows(cursor, count))
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        inputs, targets, _ = self._rows(cursor, count)
+        return torch.from_numpy(inputs).contiguous(), torch.from_numpy(targets).contiguous()
 
-    def _rows(self, cursor: int, count: int) -> np.ndarray:
+    def starts(self, cursor: int, count: int) -> torch.Tensor | None:
+        """Where in its sample the document of each position begins, int64 [count, seq_len]; None: samples are cut from
+        one run."""
+        starts = self._rows(cursor, count)[2] if self.packed else None
+        return None if starts is None else torch.from_numpy(starts)
+
+    def _rows(self, cursor: int, count: int) -> Rows:
+        """Kept until others are asked for."""
+        if self._last is None or self._last[0] != (cursor, count):
+            self._last = (cursor, count), self._made(cursor, count)
+        return self._last[1]
+
+    def _made(self, cursor: int, count: int) -> Rows:
         if len(self.sources) == 1:
             return self.sources[0].rows(np.arange(cursor, cursor + count))
-        rows = np.empty((count, self.sources[0].seq_len + 1), dtype=np.int64)
+        inputs, targets, starts = (np.empty((count, self.seq_len), dtype=np.int64) for _ in range(3))
         which, positions = self.mixture.take(cursor, count)
         for number, source in enumerate(self.sources):
             own = which == number
-            rows[own] = source.rows(positions[own])
-        return rows
+            inputs[own], targets[own], begins = source.rows(positions[own])
+            if begins is not None:
+                starts[own] = begins
+        return inputs, targets, starts if self.packed else None
 
 
 def documents(data: DataSpec) -> Iterator[str]:
@@ -93,7 +119,7 @@ def _opened(source: SourceSpec, tokenizer: str) -> tuple[Run, int]:
             )
         return Mapped(source.source, made, Stage.of_node()), made.tokenizer.size
     using = tokens.tokenizer(tokenizer)
-    return Held(tokens.encode(_documents(source), using)), using.size
+    return Held([using.encode(document) for document in _documents(source)]), using.size
 
 
 def _seed(seed: int, source: str) -> int:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from workers.data.prepared import Prepared
+from workers.data import indexed
+from workers.data.prepared import Prepared, Shard
 from workers.data.staging import Stage
 
 
 class Run(Protocol):
     tokens: int
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document, int [documents]."""
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Tokens [starts, length] from each start on, int64."""
@@ -22,8 +27,12 @@ class Run(Protocol):
 class Held:
     """In memory."""
 
-    def __init__(self, ids: np.ndarray) -> None:
-        self.ids, self.tokens = ids, len(ids)
+    def __init__(self, documents: Sequence[np.ndarray]) -> None:
+        self.ids = np.concatenate(documents) if documents else np.empty(0, np.int32)
+        self.tokens, self._lengths = len(self.ids), np.array([len(one) for one in documents])
+
+    def lengths(self) -> np.ndarray:
+        return self._lengths
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         return self.ids[starts[:, None] + np.arange(length)].astype(np.int64)
@@ -42,6 +51,16 @@ class Mapped:
         self.fs, self.root = url_to_fs(self.uri)
         self.remote = not isinstance(self.fs, LocalFileSystem)
         self._open: dict[int, np.ndarray] = {}
+
+    def lengths(self) -> np.ndarray:
+        return np.concatenate([self._index(shard).lengths for shard in self.shards])
+
+    def _index(self, shard: Shard) -> indexed.Index:
+        name = f"{shard.name}.idx"
+        if self.remote and not self.fits:
+            return indexed.parse(self.fs.cat_file(f"{self.root}/{name}"))
+        nbytes = indexed.HEAD.size + 12 * shard.documents + 8 * (shard.documents + 1)
+        return indexed.parse(self.stage.local(f"{self.uri}/{name}", nbytes, shard.idx).read_bytes())
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         out = np.empty((len(starts), length), dtype=np.int64)

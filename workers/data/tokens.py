@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 import fsspec
@@ -51,9 +50,3 @@ class File:
 
 def tokenizer(name: str) -> Tokenizer:
     return Bytes() if name == "byte" else File(name)
-
-
-def encode(documents: Iterable[str], using: Tokenizer) -> np.ndarray:
-    """All documents one after the other, int32 [tokens]."""
-    parts = [using.encode(document) for document in documents]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workers.models.parts import Matrix, Norm, Rotary
+from workers.models.samples import Samples
 from workers.models.seams import Seams
 from workers.models.spec import LatentSpec, ModelSpec
 
@@ -27,16 +28,16 @@ class Attention(nn.Module):
         self.q_norm = Norm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
         self.k_norm = Norm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kv = self.seams.kv
+    def forward(self, x: torch.Tensor, samples: Samples) -> torch.Tensor:
+        kv, positions = self.seams.kv, samples.positions()
         query = self._heads(x, self.wq.weight, self.wq.bias)
         key = self._heads(x, kv(self.wk.weight), None if self.wk.bias is None else kv(self.wk.bias))
         value = self._heads(x, kv(self.wv.weight), None if self.wv.bias is None else kv(self.wv.bias))
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotary is not None:
-            query, key = self.rotary(query), self.rotary(key)
-        return F.linear(attended(query, key, value), self.wo.weight)
+            query, key = self.rotary(query, positions), self.rotary(key, positions)
+        return F.linear(attended(query, key, value, samples.mask()), self.wo.weight)
 
     def _heads(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
@@ -57,8 +58,8 @@ class LatentAttention(nn.Module):
         self.wkv = Matrix(spec.heads * (latent.plain + latent.value), latent.key_value)
         self.wo = Matrix(spec.hidden, spec.heads * latent.value)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sizes = self.latent
+    def forward(self, x: torch.Tensor, samples: Samples) -> torch.Tensor:
+        sizes, positions = self.latent, samples.positions()
         queries = x
         if self.wq_down is not None and self.q_norm is not None:
             queries = self.q_norm(F.linear(x, self.wq_down.weight))
@@ -68,9 +69,10 @@ class LatentAttention(nn.Module):
         both = F.linear(self.kv_norm(small), self.wkv.weight).unflatten(-1, (-1, sizes.plain + sizes.value))
         key, value = both.split((sizes.plain, sizes.value), -1)
         plain, turning = query.split((sizes.plain, sizes.rotary), -1)
-        turned = self.rotary(rotary[:, :, None]).expand(-1, -1, key.shape[2], -1)
-        query = torch.cat((plain, self.rotary(turning)), -1)
-        return F.linear(attended(query, torch.cat((key, turned), -1), value), self.wo.weight)
+        turned = self.rotary(rotary[:, :, None], positions).expand(-1, -1, key.shape[2], -1)
+        query = torch.cat((plain, self.rotary(turning, positions)), -1)
+        mixed = attended(query, torch.cat((key, turned), -1), value, samples.mask())
+        return F.linear(mixed, self.wo.weight)
 
 
 def attention(spec: ModelSpec, rotary: Rotary | None, seams: Seams) -> nn.Module:
@@ -81,13 +83,17 @@ def attention(spec: ModelSpec, rotary: Rotary | None, seams: Seams) -> nn.Module
     return LatentAttention(spec, spec.latent, rotary, seams)
 
 
-def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Causal, of [batch, seq, heads, size]; key and value heads may be fewer -> [batch, seq, heads * size]."""
+def attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Causal, or as `mask` says, of [batch, seq, heads, size]; key and value heads may be fewer -> [batch, seq, heads *
+    size]."""
     mixed = F.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
-        is_causal=True,
+        attn_mask=mask,
+        is_causal=mask is None,
         enable_gqa=query.shape[2] != key.shape[2],
     )
     return mixed.transpose(1, 2).flatten(2)

@@ -18,6 +18,7 @@ from torch import nn
 from workers.models.attention import attention
 from workers.models.moe import MixtureOfExperts
 from workers.models.parts import Dropout, Matrix, Norm, Rotary
+from workers.models.samples import Samples
 from workers.models.seams import Seams
 from workers.models.sharding import Rules
 from workers.models.spec import ModelSpec
@@ -53,9 +54,9 @@ class Block(nn.Module):
         self.ffn = FeedForward(spec, inner) if inner else None
         self.ffn_dropout = Dropout(spec.dropout, f"{number}.ffn", seams)
 
-    def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-        """x [batch, positions, hidden], samples [batch] -> as x."""
-        added = self._left(self.attention(self.seams.enter(self.attention_norm(x))), self.attention.wo)
+    def forward(self, x: torch.Tensor, samples: Samples) -> torch.Tensor:
+        """x [batch, positions, hidden] -> as x."""
+        added = self._left(self.attention(self.seams.enter(self.attention_norm(x)), samples), self.attention.wo)
         x = x + self.attention_dropout(added, samples)
         normed = self.ffn_norm(x)
         added = self.moe(normed, samples) if self.moe is not None else None
@@ -117,12 +118,12 @@ class Decoder(nn.Module):
         """One layer, of (spec, its number, rotary positions, seams)."""
         return Block(*parts)
 
-    def forward(self, x: torch.Tensor, samples: torch.Tensor | None = None) -> torch.Tensor:
-        """`samples` [batch]: the number of each sample in the global order; by default their place in `x`."""
+    def forward(self, x: torch.Tensor, samples: Samples | None = None) -> torch.Tensor:
+        """`samples`: by default each is one document, and its number its place in `x`."""
         if samples is None:
-            samples = torch.arange(len(x), device=x.device)
+            samples = Samples(torch.arange(len(x), device=x.device))
         if self.embedding is not None and self.dropout is not None:
-            x = self.dropout(self._embedded(x, self.embedding), samples)
+            x = self.dropout(self._embedded(x, self.embedding, samples), samples)
         for block in self.layers.values():
             x = block(x, samples)
         if self.norm is not None:
@@ -130,12 +131,13 @@ class Decoder(nn.Module):
             x = F.linear(self.seams.enter(self.norm(x)), head.weight)
         return x
 
-    def _embedded(self, tokens: torch.Tensor, embedding: Matrix) -> torch.Tensor:
+    def _embedded(self, tokens: torch.Tensor, embedding: Matrix, samples: Samples) -> torch.Tensor:
         x = self.seams.embed(tokens, embedding.weight)
         if self.positions is None:
             return x
         first = self.seams.first_position(x.shape[1])
-        return x + self.positions.weight[first : first + x.shape[1]]
+        here, own = slice(first, first + x.shape[1]), samples.positions()
+        return x + (self.positions.weight[here] if own is None else F.embedding(own[:, here], self.positions.weight))
 
 
 def _rotary(spec: ModelSpec, dtype: torch.dtype) -> Rotary | None:

@@ -15,6 +15,7 @@ from torch import nn
 from workers.models.attention import Attention
 from workers.models.decoder import Decoder, FeedForward
 from workers.models.parts import Norm, Rotary
+from workers.models.samples import Samples
 from workers.models.seams import Seams
 from workers.models.sharding import Rules
 from workers.models.spec import ModelSpec
@@ -28,9 +29,9 @@ class ParallelBlock(nn.Module):
         self.attention = Attention(spec, rotary, seams)
         self.ffn = FeedForward(spec, spec.ffn_hidden)
 
-    def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, samples: Samples) -> torch.Tensor:
         entered = self.seams.enter(self.norm(x))  # from here on, each rank has its heads and features
-        return x + self.seams.leave(self.attention(entered) + self.ffn(entered))  # one sum of both
+        return x + self.seams.leave(self.attention(entered, samples) + self.ffn(entered))  # one sum of both
 
 
 class ParallelDecoder(Decoder):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workers.models.parts import Matrix
+from workers.models.samples import Samples
 from workers.models.seams import NOBODY, Exchange, Seams, widened
 from workers.models.spec import ExpertSpec
 
@@ -84,8 +85,8 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(spec, hidden)
         self.register_buffer("load", torch.zeros(spec.count, dtype=torch.float64), persistent=False)
 
-    def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-        """x [batch, positions, hidden], samples [batch] -> what the experts add."""
+    def forward(self, x: torch.Tensor, samples: Samples) -> torch.Tensor:
+        """x [batch, positions, hidden] -> what the experts add."""
         tokens = x.flatten(0, 1)
         scores, chosen, weights = self.router(tokens)
         order = chosen.flatten().argsort(stable=True)
@@ -94,19 +95,19 @@ class MixtureOfExperts(nn.Module):
         done = self.experts(copies[order], counts)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         added = (done[back].unflatten(0, (-1, self.spec.top_k)) * weights[..., None].to(done.dtype)).sum(1)
-        return self._balanced(added.view_as(x), scores, chosen, samples)
+        return self._balanced(added.view_as(x), scores, chosen, samples.numbers)
 
     def _balanced(
-        self, added: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor, samples: torch.Tensor
+        self, added: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
         """The same values, with the balance loss and the count of the load behind them."""
         if not self.training or not (self.spec.auxiliary or self.spec.bias_rate):
             return added
-        real = samples != NOBODY
-        taken = F.one_hot(chosen.view(len(samples), -1), self.spec.count).sum(1) * real[:, None]
+        real = numbers != NOBODY
+        taken = F.one_hot(chosen.view(len(numbers), -1), self.spec.count).sum(1) * real[:, None]
         loss = scores.new_zeros(())
         if self.spec.auxiliary:
-            loss = self._sequence_loss(scores.view(len(samples), -1, self.spec.count), taken)
+            loss = self._sequence_loss(scores.view(len(numbers), -1, self.spec.count), taken)
         return _Behind.apply(added, loss, self.seams.scale, taken.sum(0), self.load)
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from workers.models.samples import Samples
 from workers.models.seams import Seams, widened
 
 
@@ -54,10 +55,10 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos().to(dtype), persistent=False)
         self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [batch, seq, heads, size], rotated; the same shape and dtype."""
-        seq = x.shape[1]
-        cos, sin = self.cos[:seq, None], self.sin[:seq, None]
+    def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """x [batch, seq, heads, size], rotated; the same shape and dtype. `positions` [batch, seq], or 0, 1, ..."""
+        at = slice(x.shape[1]) if positions is None else positions
+        cos, sin = self.cos[at].unsqueeze(-2), self.sin[at].unsqueeze(-2)
         low, high = widened(x).chunk(2, dim=-1)
         return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
@@ -74,14 +75,14 @@ class Dropout(nn.Module):
         self.p, self.seams = p, seams
         self.key = int.from_bytes(hashlib.sha256(site.encode()).digest()[:4], "little")
 
-    def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-        """x [batch, seq or this rank's part of it, hidden]; samples [batch], the numbers of the samples."""
+    def forward(self, x: torch.Tensor, samples: Samples) -> torch.Tensor:
+        """x [batch, seq or this rank's part of it, hidden]."""
         if not self.training or self.p == 0.0:
             return x
         first = self.seams.first_position(x.shape[1])
         at = torch.arange(first, first + x.shape[1], device=x.device)[:, None] * x.shape[-1]
         at = at + torch.arange(x.shape[-1], device=x.device)
-        sample = mixed(samples ^ (self.key ^ self.seams.seed) & WORD)
+        sample = mixed(samples.numbers ^ (self.key ^ self.seams.seed) & WORD)
         kept = mixed(mixed(at & WORD) ^ sample[:, None, None]) >= int(self.p * 2**32)
         return x * kept / (1.0 - self.p)
 

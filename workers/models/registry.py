@@ -27,8 +27,9 @@ def of(spec: ModelSpec) -> type[Decoder]:
     path, _, name = spec.family.partition(":")
     try:
         found = getattr(importlib.import_module(path), name)
-    except (ImportError, AttributeError) as error:
-        raise NoModel(f"model.family {spec.family}: {error}; it has to be importable on every node") from error
+    except Exception as error:  # whatever the module does when it is imported
+        what = f"{type(error).__name__}: {error}"
+        raise NoModel(f"model.family {spec.family}: {what}; it has to be importable on every node") from error
     missing = [attribute for attribute in NEEDED if not hasattr(found, attribute)]
     if missing or not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise NoModel(

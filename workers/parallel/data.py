@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from workers.models.samples import Samples
+
 
 def apply(
     model: nn.Module,
@@ -65,7 +67,7 @@ class EveryBackward(nn.Module):
         super().__init__()
         self.part = part
 
-    def forward(self, x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, samples: Samples) -> torch.Tensor:
         return self.part(x, samples)
 
 

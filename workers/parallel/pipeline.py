@@ -24,6 +24,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from workers.models.samples import Samples
 from workers.parallel.mesh import hurry
 from workers.spec import SINGLE_STAGE, ParallelLayout
 
@@ -68,13 +69,13 @@ def rank_of(stage: int, layout: ParallelLayout) -> int:
 
 
 class Pipeline(Protocol):
-    """tokens, targets [micro-batches, samples, seq], samples [micro-batches, samples] their numbers -> the loss of each
+    """tokens, targets [micro-batches, samples, seq], and what is told of the samples of each -> the loss of each
     micro-batch, float64; zeros off the last stage."""
 
-    def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: Sequence[Samples]) -> torch.Tensor:
         """Forward and backward."""
 
-    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor, samples: Sequence[Samples]) -> torch.Tensor:
         """Forward alone; gradients and parameters are as before."""
 
 
@@ -84,7 +85,7 @@ class Straight:
     def __init__(self, part: nn.Module, loss: Loss, before: Callable[[bool], None]) -> None:
         self.part, self.loss, self.before = part, loss, before
 
-    def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: Sequence[Samples]) -> torch.Tensor:
         losses = []
         for index, (inputs, wanted, numbers) in enumerate(zip(tokens, targets, samples, strict=True)):
             self.before(index == len(tokens) - 1)
@@ -94,7 +95,7 @@ class Straight:
         return torch.stack(losses).double()
 
     @torch.no_grad()
-    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor, samples: Sequence[Samples]) -> torch.Tensor:
         each = zip(tokens, targets, samples, strict=True)
         return torch.stack([self.loss(self.part(inputs, numbers), wanted) for inputs, wanted, numbers in each]).double()
 
@@ -150,16 +151,16 @@ class Staged:
         self.numbers, last = stages_of(mesh.get_local_rank(), layout), layout.stages - 1
         self.first, self.last = 0 in self.numbers, last in self.numbers
         self.schedules: dict[tuple[int, int], Any] = {}  # micro-batches, length of a sample -> schedule
-        self.samples: list[Iterator[torch.Tensor]] = []  # of each part: of the micro-batches that are still to come
+        self.samples: list[Iterator[Samples]] = []  # of each part: of the micro-batches that are still to come
         for index, part in enumerate(parts):
             part.register_forward_pre_hook(partial(self._number, index), with_kwargs=True)
 
     def _number(self, index: int, part: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Adds the samples' numbers: zero-bubble schedules take no integers, and every schedule takes the forward
-        passes of a stage in the order of its micro-batches."""
+        """Adds what is told of the samples: zero-bubble schedules take no integers, and each schedule takes the
+        forward passes of a stage in the order of its micro-batches."""
         return (inputs if len(inputs) > 1 else (*inputs, next(self.samples[index]))), named
 
-    def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    def run(self, tokens: torch.Tensor, targets: torch.Tensor, samples: Sequence[Samples]) -> torch.Tensor:
         losses: list[torch.Tensor] = []
         inputs = (tokens.flatten(0, 1),) if self.first else ()
         wanted = targets.flatten(0, 1) if self.last else None
@@ -195,7 +196,7 @@ class Staged:
         )
 
     @torch.no_grad()
-    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor, samples: Sequence[Samples]) -> torch.Tensor:
         """Stage after stage, so that ranks work on different micro-batches at a time."""
         losses = torch.zeros(len(tokens), dtype=torch.float64, device=self.device)
         moving: list[dist.Work] = []

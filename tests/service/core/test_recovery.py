@@ -33,6 +33,7 @@ def broken(job: Job, faults: list[Fault], at: float) -> tuple[Job, recovery.Verd
     [
         (["peer"], "peer"),
         (["user"], "user"),
+        (["peer", "code", "user"], "code"),
         (["peer", "user"], "user"),
         (["user", "process_died"], "process_died"),
         (["peer", "process_died", "node_lost"], "node_lost"),
@@ -60,7 +61,7 @@ def test_of_equal_faults_the_first_is_blamed() -> None:
     ("kind", "cause"),
     [("node_lost", INFRA), ("process_died", INFRA), ("gang_lost", INFRA), ("peer", INFRA),
      ("start_failed", INFRA), ("hang", HANG), ("numeric", USER), ("drift", INFRA), ("corruption", INFRA),
-     ("user", USER)],
+     ("user", USER), ("code", USER)],
 )  # fmt: skip
 def test_cause(kind: str, cause: Cause) -> None:
     assert recovery.cause_of(Fault(kind, "")) is cause
@@ -197,3 +198,9 @@ def test_f22_budgets_of_user_errors_losses_and_preemptions_are_counted_apart() -
             assert verdict.restart
     for kind, cause in (("user", USER), ("node_lost", INFRA), ("preempted", Cause.PREEMPTION)):
         assert f"; {cause} fault 6 within an hour" in recovery.judge(job, [Fault(kind, "six")], 200.0).reason
+
+
+def test_code_that_can_t_be_loaded_is_not_tried_again() -> None:
+    verdict = recovery.judge(running(), [Fault("code", "no module mine"), Fault("peer", "gone")], 100.0)
+    assert (verdict.restart, verdict.cause) == (False, Cause.USER_ERROR)
+    assert "no module mine; another try would end the same" in verdict.reason

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from service.contracts.errors import ClusterError, UserError
+from service.contracts.errors import ClusterError
 from service.contracts.runtime import Runtime
 from service.runtime import own_code, references
 from service.runtime.environment import Environment
+from service.runtime.own_code import NoCode
 from service.runtime.redaction import HIDDEN, Redaction
 from workers.reports import Failed, Finished
 
@@ -78,7 +79,7 @@ def test_an_archive_is_unpacked_once(tmp_path: Path) -> None:
 
 def test_another_archive_than_the_one_that_was_submitted_is_refused(tmp_path: Path) -> None:
     uri, _ = archive(tmp_path, mine="1")
-    with pytest.raises(UserError, match="is not what it was"):
+    with pytest.raises(NoCode, match="is not what it was"):
         own_code.unpacked(uri, "0" * 64, tmp_path / "code")
     assert list((tmp_path / "code").iterdir()) == []
 
@@ -101,6 +102,7 @@ import os, sys
 from pathlib import Path
 from service.contracts.runtime import Runtime
 from service.runtime.environment import Environment
+from service.runtime.own_code import NoCode
 uri, digest, scratch = sys.argv[1:]
 made = Environment()
 runtime = Runtime(env={"A": "b"}, secrets={"HF_TOKEN": "env:OF_THE_NODE"}, working_dir=uri, digest=digest)

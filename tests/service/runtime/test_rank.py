@@ -7,8 +7,10 @@ import torch
 from torch.distributed import DistBackendError
 
 from service.runtime import rank
+from service.runtime.own_code import NoCode
 from workers import reports
 from workers.blame import Drifted, NonFinite
+from workers.models.registry import NoModel
 from workers.replay import Corrupted
 
 pytestmark = [pytest.mark.ray, pytest.mark.torch]
@@ -27,6 +29,8 @@ def wrapped(cause: BaseException) -> BaseException:
     ("error", "kind"),
     [
         (ValueError("no"), "user"),
+        (NoModel("no module"), "code"),
+        (NoCode("another archive"), "code"),
         (FileNotFoundError("corpus.txt"), "user"),
         (OSError(errno.EIO, "Input/output error"), "storage"),
         (NonFinite("loss is nan"), "numeric"),

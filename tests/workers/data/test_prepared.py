@@ -34,7 +34,11 @@ def written(folder: Path) -> str:
 
 
 def expected() -> np.ndarray:
-    return tokens.encode(TEXTS, tokens.tokenizer("byte"))
+    return held().ids
+
+
+def held() -> Held:
+    return Held([tokens.tokenizer("byte").encode(one) for one in TEXTS])
 
 
 def run_of(folder: str, most: int = 1 << 40, cache: Path | None = None) -> Mapped:
@@ -47,13 +51,14 @@ def test_the_tokens_are_those_of_the_text(tmp_path: Path) -> None:
     assert prepared.found(str(tmp_path / "out"))
     run = run_of(str(tmp_path / "out"))
     assert run.rows(np.array([0]), made.tokens)[0].tolist() == expected().tolist()
+    assert run.lengths().tolist() == held().lengths().tolist()
 
 
 def test_any_cut_is_as_in_memory_also_across_shards(tmp_path: Path) -> None:
     made = prepare.prepare(written(tmp_path / "text"), str(tmp_path / "out"), shard_tokens=9)
     assert len(made.shards) == 5
     starts = np.arange(0, made.tokens - 13, 3)
-    assert np.array_equal(run_of(str(tmp_path / "out")).rows(starts, 13), Held(expected()).rows(starts, 13))
+    assert np.array_equal(run_of(str(tmp_path / "out")).rows(starts, 13), held().rows(starts, 13))
 
 
 def test_the_files_are_as_megatron_reads_them(tmp_path: Path) -> None:
@@ -172,7 +177,7 @@ def test_a_store_s_files_are_copied_to_the_node_once(remote: str, tmp_path: Path
 
 def test_where_they_do_not_fit_samples_are_read_from_the_store(remote: str, tmp_path: Path) -> None:
     run = run_of(remote, most=10, cache=tmp_path / "cache")
-    assert run.rows(np.array([3, 50]), 30).tolist() == Held(expected()).rows(np.array([3, 50]), 30).tolist()
+    assert run.rows(np.array([3, 50]), 30).tolist() == held().rows(np.array([3, 50]), 30).tolist()
     assert not (tmp_path / "cache").exists()
 
 

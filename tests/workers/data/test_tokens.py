@@ -29,11 +29,6 @@ def test_bytes() -> None:
     assert using.encode("").tolist() == [256]
 
 
-def test_documents_follow_each_other() -> None:
-    assert tokens.encode(["ab", "", "c"], tokens.Bytes()).tolist() == [97, 98, 256, 256, 99, 256]
-    assert tokens.encode([], tokens.Bytes()).tolist() == []
-
-
 @pytest.mark.parametrize("end", ["</s>", "<|endoftext|>", "<eos>"])
 def test_words_end_with_the_end_of_text(tmp_path: Path, end: str) -> None:
     using = tokens.tokenizer(words(tmp_path / "tokenizer.json", [end]))
