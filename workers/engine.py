@@ -155,9 +155,7 @@ class Engine:
 
     def share(self, cursor: int) -> tuple[int, int]:
         """(first, count) of the samples that this rank's replica takes of the step at `cursor`."""
-        counts = self.layout.micro_batches(self.run.train.global_batch)
-        before = sum(counts[: self.replica])
-        return cursor + before * self.layout.micro_batch, counts[self.replica] * self.layout.micro_batch
+        return self.layout.share(cursor, self.run.train.global_batch, self.replica)
 
     def step(
         self,

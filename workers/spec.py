@@ -20,6 +20,7 @@ Recompute = Literal["none", "selective", "inner", "full"]
 Decay = Literal["cosine", "linear", "wsd", "constant"]
 
 BUILT_IN_TEXT = "builtin:topics"
+IGNORED = -100  # a target that is not to be learned
 BYTE_VOCABULARY = 257  # 256 bytes and one separator between documents
 
 SERVICE_FIELDS = ("name", "resources", "placement", "budgets", "queue", "priority")
@@ -228,6 +229,11 @@ class ParallelLayout(Spec):
         for replica in by_rest[: total - sum(counts)]:
             counts[replica] += 1
         return tuple(counts)
+
+    def share(self, cursor: int, global_batch: int, replica: int) -> tuple[int, int]:
+        """(first, count) of the samples that a replica takes of the step at `cursor`."""
+        counts = self.micro_batches(global_batch)
+        return cursor + sum(counts[:replica]) * self.micro_batch, counts[replica] * self.micro_batch
 
     def runs(self, global_batch: int) -> tuple[int, ...]:
         """Micro-batches that each replica runs: its own and empty ones, where the schedule has a rule on counts or

@@ -1,7 +1,9 @@
-"""Text made into tokens, on this machine: `phalanx data prepare`, `verify`, `show`. Needs no service."""
+"""Text made into tokens, on this machine: `phalanx data prepare`, `verify`, `show`; and what a step was given: `at`."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from api.cli import show, tables
+from api.cli import connection, sampled, show, tables
 from service.contracts.errors import UserError
 from workers.data import prepare as preparing
 from workers.data import prepared
@@ -71,6 +73,26 @@ def describe(folder: Folder) -> None:
     out.print(facts)
     out.print()
     out.print(tables.shards(made.shards))
+
+
+@app.command()
+def at(
+    context: typer.Context,
+    uid: Annotated[str, typer.Argument(metavar="JOB", help="uid of the job")],
+    step: Annotated[int, typer.Option(min=1, help="that was completed")],
+    rank: Annotated[int | None, typer.Option(min=0, help="only what this rank was given")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one object a sample, with all tokens")] = False,
+) -> None:
+    """Show the samples of a step: their numbers, where they are from, what they say. Reads the data from here."""
+    try:
+        samples = sampled.at(connection.client(context), uid, step, rank)
+    except (DataError, FileNotFoundError) as error:
+        raise UserError(str(error), hint="the data has to be where the job finds it") from None
+    if as_json:
+        for sample in samples:
+            typer.echo(json.dumps(dataclasses.asdict(sample)))
+        return
+    show.console().print(tables.samples(samples))
 
 
 def _read(folder: str) -> prepared.Prepared:

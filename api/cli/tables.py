@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
+from api.cli.sampled import Sample
 from api.views import CheckpointView, GoodputView, HookView, NodeView, ProjectView, QueueView, TokenView, UsageView
 from service.contracts.job import Phase
 from service.contracts.status import ConditionView, IncidentView, JobView
@@ -159,6 +160,16 @@ def state(one: CheckpointView, now: float) -> str:
     if one.stored is False:
         return "removed"
     return "published" if one.verified_at is None else f"verified {duration(now - one.verified_at)} ago"
+
+
+def samples(found: Iterable[Sample]) -> Table:
+    table = _table("SAMPLE", "REPLICA", "SOURCE", "ROW", "LEARNED", "TEXT", fold="TEXT")
+    for one in found:
+        text = " ".join(one.text.split())
+        table.add_row(
+            str(one.number), str(one.replica), one.source, str(one.row), str(one.learned), Text(text[:160]),
+        )  # fmt: skip
+    return table
 
 
 def shards(found: Iterable[Shard]) -> Table:

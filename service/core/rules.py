@@ -68,7 +68,7 @@ def placed(job: Job, event: SlotsFound, limits: Limits) -> Outcome:
         reason,
         event.at,
         (start,),
-        {"layout": str(event.layout)},
+        {"attempt": attempt, "layout": str(event.layout), "parallel": event.layout.model_dump(mode="json")},
         attempt=attempt,
         layout=event.layout,
         placement=event.placement,

@@ -1,67 +1,20 @@
-"""What a job trains on: samples of one source or of a weighted mixture, in one global order that no layout changes."""
+"""What a rank trains on: the samples of `reading`, as tensors."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-
-import numpy as np
 import torch
 
-from workers.data import order, prepared, text, tokens
-from workers.data.mixture import Mixture
-from workers.data.packing import Packing
-from workers.data.run import Held, Mapped, Run
-from workers.data.staging import Stage
+from workers.data.reading import Reading, Rows, documents
 from workers.data.text import DataError
-from workers.spec import BUILT_IN_TEXT, DataSpec, SourceSpec
+from workers.spec import DataSpec
 
 __all__ = ["Corpus", "DataError", "documents"]
 
 
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray | None]
-"""Inputs and targets [samples, seq_len] and, of packed samples, where the document of each position begins in them."""
-
-
-class Source:
-    """Samples of one source under one seed."""
-
-    def __init__(self, source: SourceSpec, data: DataSpec, seq_len: int, seed: int) -> None:
-        self.seq_len, self.seed = seq_len, seed
-        self.run, self.vocabulary = _opened(source, data.tokenizer)
-        self.packing = Packing(self.run.lengths(), seq_len) if data.packing == "documents" else None
-        self.size = (self.run.tokens - 1) // seq_len if self.packing is None else self.packing.size
-        if self.size < 1:
-            raise DataError(
-                f"{source.source} has {self.run.tokens} tokens; one sample needs {seq_len + 1}: "
-                "use a smaller model.seq_len or more text"
-            )
-
-    def rows(self, positions: np.ndarray) -> Rows:
-        """Of the samples with these numbers in this source's order."""
-        ids = order.at(self.seed, positions.astype(np.uint64), self.size)
-        if self.packing is not None:
-            return self.packing.rows(self.run, ids)
-        rows = self.run.rows(ids * self.seq_len, self.seq_len + 1)
-        return rows[:, :-1], rows[:, 1:], None
-
-
 class Corpus:
     def __init__(self, data: DataSpec, seq_len: int, seed: int) -> None:
-        named = data.sources or (SourceSpec(source=data.source, text_field=data.text_field),)
-        seeds = [seed if data.sources is None else _seed(seed, one.source) for one in named]
-        self.sources = [Source(one, data, seq_len, own) for one, own in zip(named, seeds, strict=True)]
-        self.seq_len, self.seed = seq_len, seed
-        self.vocabulary = self.sources[0].vocabulary
-        for one, source in zip(named, self.sources, strict=True):
-            if source.vocabulary != self.vocabulary:
-                raise DataError(
-                    f"{one.source} has {source.vocabulary} ids and {named[0].source} {self.vocabulary}: prepare all "
-                    "sources with one tokenizer"
-                )
-        self.size = sum(source.size for source in self.sources)
-        self.mixture = Mixture([one.weight for one in named], seed)
-        self.packed = data.packing == "documents"
+        self.reading = Reading(data, seq_len, seed)
+        self.vocabulary, self.size, self.seed = self.reading.vocabulary, self.reading.size, seed
         self._last: tuple[tuple[int, int], Rows] | None = None
 
     def batch(self, cursor: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,56 +25,11 @@ class Corpus:
     def starts(self, cursor: int, count: int) -> torch.Tensor | None:
         """Where in its sample the document of each position begins, int64 [count, seq_len]; None: samples are cut from
         one run."""
-        starts = self._rows(cursor, count)[2] if self.packed else None
+        starts = self._rows(cursor, count)[2] if self.reading.packed else None
         return None if starts is None else torch.from_numpy(starts)
 
     def _rows(self, cursor: int, count: int) -> Rows:
         """Kept until others are asked for."""
         if self._last is None or self._last[0] != (cursor, count):
-            self._last = (cursor, count), self._made(cursor, count)
+            self._last = (cursor, count), self.reading.rows(cursor, count)
         return self._last[1]
-
-    def _made(self, cursor: int, count: int) -> Rows:
-        if len(self.sources) == 1:
-            return self.sources[0].rows(np.arange(cursor, cursor + count))
-        inputs, targets, starts = (np.empty((count, self.seq_len), dtype=np.int64) for _ in range(3))
-        which, positions = self.mixture.take(cursor, count)
-        for number, source in enumerate(self.sources):
-            own = which == number
-            inputs[own], targets[own], begins = source.rows(positions[own])
-            if begins is not None:
-                starts[own] = begins
-        return inputs, targets, starts if self.packed else None
-
-
-def documents(data: DataSpec) -> Iterator[str]:
-    """Documents of a source in a fixed order. Raises DataError where there is nothing to read."""
-    yield from _documents(SourceSpec(source=data.source, text_field=data.text_field))
-
-
-def _documents(source: SourceSpec) -> Iterator[str]:
-    if source.source == BUILT_IN_TEXT:
-        from pydoc_data.topics import topics
-
-        yield from (topics[name] for name in sorted(topics))
-        return
-    for uri in text.files(source.source):
-        yield from text.documents(uri, source.text_field)
-
-
-def _opened(source: SourceSpec, tokenizer: str) -> tuple[Run, int]:
-    """The run of tokens and the size of their vocabulary."""
-    if source.source != BUILT_IN_TEXT and prepared.found(source.source):
-        made = prepared.read(source.source)
-        if tokenizer not in ("byte", made.tokenizer.name):
-            raise DataError(
-                f"{source.source} was prepared with tokenizer {made.tokenizer.name}, not {tokenizer}: name that one"
-            )
-        return Mapped(source.source, made, Stage.of_node()), made.tokenizer.size
-    using = tokens.tokenizer(tokenizer)
-    return Held([using.encode(document) for document in _documents(source)]), using.size
-
-
-def _seed(seed: int, source: str) -> int:
-    """Of one source in a mixture: its order has nothing to do with the others'."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{source}".encode()).digest()[:8], "little") >> 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from workers.data.run import Run
-from workers.models.seams import IGNORED
+from workers.spec import IGNORED
 
 
 class Packing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import fsspec
@@ -16,6 +17,9 @@ class Tokenizer(Protocol):
     def encode(self, document: str) -> np.ndarray:
         """Ids of one document and the separator that ends it, int32 [tokens]."""
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """For people: separators are left out, and what is no text is replaced."""
+
 
 class Bytes:
     """UTF-8 bytes; 256 ends a document."""
@@ -24,6 +28,9 @@ class Bytes:
 
     def encode(self, document: str) -> np.ndarray:
         return np.append(np.frombuffer(document.encode(), dtype=np.uint8).astype(np.int32), np.int32(256))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(one for one in ids if one < 256).decode(errors="replace")
 
 
 class File:
@@ -46,6 +53,9 @@ class File:
 
     def encode(self, document: str) -> np.ndarray:
         return np.array([*self.fast.encode(document, add_special_tokens=False).ids, self.end], dtype=np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.fast.decode([one for one in ids if one != self.end]))
 
 
 def tokenizer(name: str) -> Tokenizer:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-IGNORED = -100
-"""A target that is not to be learned."""
+from workers.spec import IGNORED as IGNORED
 
 NOBODY = -1
 """The number of a sample that is only there to fill a micro-batch."""
