@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.torch]
 
 def test_verify_restore_export_and_fork(world: World, tmp_path: Path) -> None:
     client = world.client
-    uid = world.submit(train={"steps": 2000, "horizon": 2000}, checkpoint={"every_steps": 5, "keep": 4}, **HALF)
+    uid = world.submit(train={"steps": 2000, "horizon": 2000}, checkpoint={"every_steps": 5, "keep": 1000}, **HALF)
     world.saved(uid, 20)
     good = [row for row in client.checkpoints(uid) if row.rejected is None]
     assert client.answer(uid, client.verify(uid, good[-1].step)).type == "CheckpointVerified"

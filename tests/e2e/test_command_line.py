@@ -29,7 +29,7 @@ def environment(home: Path) -> dict[str, str]:
     return {**own, "PHALANX_HOME": str(home)}
 
 
-def run(home: Path, *arguments: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
+def run(home: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [PHALANX, *arguments], env=environment(home), capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -48,7 +48,7 @@ def of_home(home: Path) -> list[int]:
 
 
 def test_demo_recovers_and_leaves_nothing(tmp_path: Path) -> None:
-    done = run(tmp_path, "demo", "--json", "--steps", "12", timeout_s=180)
+    done = run(tmp_path, "demo", "--json", "--steps", "12", timeout_s=400)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["phase"] == "succeeded"

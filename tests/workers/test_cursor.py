@@ -43,7 +43,13 @@ def test_what_a_checkpoint_keeps() -> None:
         "samples": 16,
         "ledger": [{"attempt": 1, "start": 0, "end": 16}],
         "seed": 7,
-        "data": {"source": "builtin:topics", "tokenizer": "byte", "text_field": "text"},
+        "data": {
+            "source": "builtin:topics",
+            "sources": None,
+            "packing": "none",
+            "tokenizer": "byte",
+            "text_field": "text",
+        },
         "precision": "fp32",
         **PROGRESS,
     }
