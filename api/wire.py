@@ -174,7 +174,7 @@ def _kinds() -> dict[str, type[errors.PhalanxError]]:
     pending = [errors.UserError, errors.ClusterError]
     while pending:
         kind = pending.pop()
-        found[kind.code] = kind
+        found.setdefault(kind.code, kind)  # one without a code of its own is told as what it is a kind of
         pending.extend(kind.__subclasses__())
     return found
 

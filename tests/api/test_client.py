@@ -24,6 +24,10 @@ def test_a_job_goes_there_and_back(world: World) -> None:
         assert client.cancel(made.uid).cancel_requested
 
 
+class Narrower(errors.UserError):
+    """Of another part of the program, without a code of its own."""
+
+
 @pytest.mark.parametrize(
     ("kind", "ask"),
     [
