@@ -111,9 +111,11 @@ class Client(Wire):
         """Have the step under way of a running job become a checkpoint."""
         return self._post(JobView, f"{_path(uid)}:checkpoint")
 
-    def restart(self, uid: str) -> JobView:
-        """Have the gang of a running job end after the step under way and start again."""
-        return self._post(JobView, f"{_path(uid)}:restart")
+    def restart(self, uid: str, step: int | None = None, skip_samples: int = 0) -> JobView:
+        """Have the gang of a running job end after the step under way and start again; or with `step` go back to its
+        checkpoint, and leave out so many samples after it."""
+        body = None if step is None and not skip_samples else _given(step=step, skip_samples=skip_samples)
+        return self._post(JobView, f"{_path(uid)}:restart", body=body)
 
     def change(self, uid: str, patch: Mapping[str, Any], generation: int | None = None) -> JobView:
         """Change priority, queue, labels, elastic bounds, checkpoint policy or budgets: a JSON merge patch of the spec.

@@ -23,6 +23,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "checkpoint": {"keep": 5},
     },
     ("post", "/v1/jobs/{uid}:rescale"): {"slots": 2},
+    ("post", "/v1/jobs/{uid}:restart"): {"step": 20, "skip_samples": 64},
     ("post", "/v1/jobs/{uid}/checkpoints/{step}:export"): {"to": "/srv/phalanx/runs/exported"},
     ("post", "/v1/jobs/{uid}:fork"): {"step": 20, "overrides": {"train": {"learning_rate": 1e-3}}},
     ("post", "/v1/plan"): {"job": JOB, "fleet": {"device": "cpu", "racks": [{"nodes": 4, "slots": 8, "count": 2}]}},

@@ -12,6 +12,7 @@ from workers.spec import DataSpec, RunSpec
 
 RECENT = 32  # steps that a snapshot knows of, and as many more as nobody has heard of yet
 MOST = 2048  # of those
+LOSSES = 4096  # of the last steps
 
 
 @dataclasses.dataclass(slots=True)
@@ -22,6 +23,7 @@ class Cursor:
     step: int = 0
     samples: int = 0
     ledger: list[dict[str, int]] = dataclasses.field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)  # of the last steps, the usual ones
     recent: list[tuple[int, StepDone]] = dataclasses.field(default_factory=list)  # of rank 0: (attempt, what it said)
 
     def advance(self, count: int) -> None:
@@ -32,6 +34,10 @@ class Cursor:
         self.step += 1
         self.samples += count
         self.ledger[-1]["end"] = self.samples
+
+    def felt(self, loss: float, window: int) -> None:
+        """The loss of a step, of which as many are kept as make its band."""
+        self.losses = [*self.losses, loss][-min(window, LOSSES) :]
 
     def remember(self, done: StepDone) -> None:
         """What was said of a step may be lost with who was to pass it on."""
@@ -56,6 +62,7 @@ class Cursor:
             "step": self.step,
             "samples": self.samples,
             "ledger": [dict(entry) for entry in self.ledger],
+            "losses": list(self.losses),
             "seed": run.train.seed,
             "data": _order(run),
             "precision": run.train.precision,
@@ -70,7 +77,8 @@ class Cursor:
             ledger = [{key: int(entry[key]) for key in ("attempt", "start", "end")} for entry in header["ledger"]]
             int(header["optimizer"]["steps"])  # the engine's to read
             recent = [(int(broken), StepDone(**done)) for broken, done in header.get("recent", ())]
-            return cls(attempt, int(header["step"]), int(header["samples"]), ledger, recent)
+            losses = [float(loss) for loss in header.get("losses", ())]
+            return cls(attempt, int(header["step"]), int(header["samples"]), ledger, losses, recent)
         except (KeyError, TypeError, ValueError) as error:
             raise BadCheckpoint(document.path, f"its header is not whole: {error!r}") from None
 

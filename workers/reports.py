@@ -53,6 +53,18 @@ class StepSkipped:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LossSpiked:
+    """Rank 0: the loss of a step is far above the recent ones. Told once, until it is among them again."""
+
+    step: int
+    at: float  # Unix seconds
+    loss: float
+    usual: float  # median of the recent ones
+    bound: float  # up to which it would have been usual
+    samples: tuple[int, int]  # of the step: the first, and the one after the last
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Evaluated:
     """Rank 0: the mean loss on other text than is trained on, after `step`."""
 
@@ -170,6 +182,6 @@ class Paused:
     step: int
 
 
-Progress = Moved | StepDone | StepSkipped | Evaluated | Recalled | Resumed | Finished | Paused
+Progress = Moved | StepDone | StepSkipped | LossSpiked | Evaluated | Recalled | Resumed | Finished | Paused
 Saved = ShardSaved | SaveDelayed | SaveFailed | SnapshotTaken | SnapshotFailed
 Report = Progress | CheckpointRefused | SnapshotRefused | Saved | Failed

@@ -68,6 +68,17 @@ class DataSpec(Spec):
         return self
 
 
+class SpikeSpec(Spec):
+    """What is done about a loss that is far above the recent ones."""
+
+    action: Literal["off", "log", "rollback"] = Field(
+        default="log",
+        description="rollback: to the newest checkpoint, leaving out all samples since, the step's own included",
+    )
+    window: int = Field(default=128, ge=16, le=4096, description="recent steps whose losses make the band")
+    factor: float = Field(default=8.0, gt=0, le=1000, description="robust standard deviations from its middle")
+
+
 class TrainSpec(Spec):
     """The optimisation. A step trains `global_batch` samples of `seq_len` tokens, in any layout."""
 
@@ -101,6 +112,7 @@ class TrainSpec(Spec):
         description="where loss or gradient is no number: stop; leave the step's samples out; or go back to the newest "
         "checkpoint and leave out all samples since",
     )
+    spikes: SpikeSpec = SpikeSpec()
     eval_every: int = Field(default=100, gt=0, description="steps between evaluations on data.eval_source")
     eval_batches: int = Field(default=8, gt=0, description="of global_batch samples, in an evaluation")
     compile: bool = Field(default=False, description="of each block, by torch.compile")
@@ -384,6 +396,7 @@ class Assignment:
     device: Literal["cpu", "gpu"] = "cpu"
     resume: tuple[str, ...] = ()  # manifests to try, newest first; none: start from the seed
     origin: tuple[str, str] | None = None  # (another job's folder, manifest): where a job without a checkpoint begins
+    skip: tuple[int, int] | None = None  # (step, samples): continuing after this step, so many are left out
     timeout_s: float = 120.0  # of every process group
 
     @property

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from workers import bubble, continuing
+from workers import bubble, continuing, spikes
 from workers.blame import Drifted, NonFinite
 from workers.checkpoint import manifest
 from workers.checkpoint.memory import Memory, Note, Rhythm
@@ -29,6 +29,7 @@ from workers.replay import Corrupted, Replay
 from workers.reports import (
     Evaluated,
     Finished,
+    LossSpiked,
     Moved,
     Paused,
     Report,
@@ -106,6 +107,8 @@ class Loop:
         self.engine, self.cursor = continuing.continued(assignment, storage, build, tell, saver.memory)
         self.engine.before_update = saver.copies.order
         self.replay = self.replaying()
+        self.spiking = False  # and it was told
+        self.leave_out()
         self.verified = self.cursor.step  # the newest step at which replicas computed the same
         self.pulse = Pulse(self.engine.device)
         self.rhythm = Rhythm(self.run_spec.checkpoint.snapshot_every, assignment.world, self.cursor.step)
@@ -119,6 +122,8 @@ class Loop:
             outcome = self.step()
             if not outcome.finite:
                 self.skip(outcome)
+                continue
+            if self.spiked(outcome):
                 continue
             step = self.cursor.step
             if step > self.furthest:  # after a rollback, only what is new is progress
@@ -189,6 +194,35 @@ class Loop:
             self.roll_back()
         if action != "rescale":  # a smaller loss scale may do for the same samples
             self.cursor.skip(self.run_spec.train.global_batch)
+
+    def spiked(self, outcome: Outcome) -> bool:
+        """Whether the loss is so unusual that the run has gone back for it. Alike on all ranks, as the loss is."""
+        policy, cursor, loss = self.run_spec.train.spikes, self.cursor, outcome.loss
+        found = None if policy.action == "off" else spikes.band(cursor.losses, policy)
+        if found is None or loss <= found[1]:
+            self.spiking = False
+            cursor.felt(loss, policy.window)
+            return False
+        samples = (cursor.samples - self.run_spec.train.global_batch, cursor.samples)
+        goes_back = policy.action == "rollback" and self.skips < SKIPS
+        if self.leads and (goes_back or not self.spiking):
+            self.tell(LossSpiked(cursor.step, time.time(), loss, *found, samples))
+        self.spiking = True
+        if not goes_back:
+            cursor.felt(loss, policy.window)  # where it stays there, that is what is usual
+            return False
+        self.skips += 1
+        if self.leads:
+            reason = f"loss {loss:.4f}, where up to {found[1]:.4f} is usual"
+            self.tell(StepSkipped(cursor.step, time.time(), "rollback", reason, samples))
+        self.roll_back()
+        self.spiking = False
+        return True
+
+    def leave_out(self) -> None:
+        """Samples after the step at which the run continues, by request."""
+        if self.assignment.skip is not None and self.assignment.skip[0] == self.cursor.step:
+            self.cursor.skip(self.assignment.skip[1])
 
     def roll_back(self) -> None:
         """To the newest published checkpoint, or the seed; the samples since then are left out too.

@@ -51,10 +51,17 @@ def resume(context: typer.Context, uid: Uid) -> None:
 
 
 @app.command()
-def restart(context: typer.Context, uid: Uid) -> None:
-    """End a job's processes after the step under way and start them again; nothing is done again."""
-    job = connection.client(context).restart(uid)
-    typer.echo(f"{job.uid} is {job.phase}; it is to be started again")
+def restart(
+    context: typer.Context,
+    uid: Uid,
+    step: Annotated[int | None, typer.Option(min=0, help="go back to the checkpoint of this step")] = None,
+    skip_samples: Annotated[int, typer.Option(min=0, help="leave out so many samples after it")] = 0,
+) -> None:
+    """End a job's processes after the step under way and start them again; nothing is done again, unless it is to go
+    back to a checkpoint."""
+    job = connection.client(context).restart(uid, step, skip_samples)
+    back = "" if step is None else f" at step {step}"
+    typer.echo(f"{job.uid} is {job.phase}; it is to be started again{back}")
 
 
 @app.command()

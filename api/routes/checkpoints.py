@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Path, Query, Response
 from pydantic import Field
 
-from api import checkpoints, checks, jobview, patch, submission
+from api import checkpoints, checks, jobview, patch, restoring, submission
 from api.door import Asking, Given, Uid
 from api.sent import Sent
-from api.views import Asked, Checkpoints, CheckpointView, ManifestView, Problem
+from api.views import Asked, Checkpoints, ManifestView, Problem
 from service.contracts import errors, job
-from service.contracts.job import Phase
 from service.contracts.status import JobView
 
 router = APIRouter(prefix="/v1/jobs", tags=["checkpoints"])
@@ -58,22 +57,14 @@ def verify(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> Asked
     """Have every byte of it read and checked. One that is damaged is never used again."""
     after, row = given.store.last_event(uid), given.store.job(uid)
     view = checkpoints.usable(given, row, _number(step), attempt)
-    given.store.request(uid, "verify", _named(view), time.time())
+    given.store.request(uid, "verify", restoring.named(view), time.time())
     return Asked(kind="verify", checkpoint=view, after=after)
 
 
 @router.post("/{uid:word}/checkpoints/{step:word}:restore", status_code=202, responses=ANSWERS)
 def restore(given: Given, uid: Uid, step: Step, attempt: Attempt = None) -> JobView:
     """Have the job go back to it. Newer ones are never used again; a job that is over is forked instead."""
-    row = given.store.job(uid)
-    if (phase := Phase(row.phase)).terminal or phase in (Phase.FINISHING, Phase.CANCELLING):
-        raise errors.Conflict(
-            f"job {uid} can't go back any more: its phase is {phase}",
-            hint=f"phalanx checkpoint fork {uid} begins a new job at one of its checkpoints",
-        )
-    view = checkpoints.usable(given, row, _number(step), attempt)
-    given.store.request(uid, "restore", _named(view), time.time())
-    return jobview.of(given.store.job(uid), given.storage_root, time.time())
+    return restoring.begun(given, uid, _number(step), attempt)
 
 
 @router.post("/{uid:word}/checkpoints/{step:word}:export", status_code=202, responses=ANSWERS)
@@ -82,7 +73,7 @@ def export(given: Given, uid: Uid, step: Step, body: Export, attempt: Attempt = 
     after, row = given.store.last_event(uid), given.store.job(uid)
     checks.written(body.to, given.roots, "to")
     view = checkpoints.usable(given, row, _number(step), attempt)
-    given.store.request(uid, "export", {**_named(view), "to": body.to, "dtype": body.dtype}, time.time())
+    given.store.request(uid, "export", {**restoring.named(view), "to": body.to, "dtype": body.dtype}, time.time())
     return Asked(kind="export", checkpoint=view, after=after, to=body.to)
 
 
@@ -110,8 +101,3 @@ def fork(
 
 def _number(step: str) -> int | None:
     return None if step == "newest" else int(step)
-
-
-def _named(view: CheckpointView) -> dict[str, Any]:
-    """What an intent says of a checkpoint."""
-    return {"step": view.step, "attempt": view.attempt, "manifest": view.manifest}

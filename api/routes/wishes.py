@@ -10,9 +10,11 @@ from collections.abc import Container
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Response
+from pydantic import Field
 
-from api import amending, jobview, removal
+from api import amending, jobview, removal, restoring
 from api.door import Given, Uid
+from api.sent import Sent
 from api.views import Problem
 from service.contracts import errors
 from service.contracts.job import Phase
@@ -25,6 +27,14 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "there is no such job"},
     409: {"model": Problem, "description": "not in the phase that the job is in"},
 }
+MOST_SAMPLES = 2**53
+
+
+class Restart(Sent):
+    step: int | None = Field(default=None, ge=0, lt=2**53, description="of a checkpoint to go back to; null: to none")
+    skip_samples: int = Field(default=0, ge=0, lt=MOST_SAMPLES, description="that are left out after that step")
+
+
 OVER = (*(phase for phase in Phase if phase.terminal), Phase.FINISHING, Phase.CANCELLING)
 AT_WORK = (Phase.RUNNING,)
 
@@ -71,8 +81,14 @@ def checkpoint(given: Given, uid: Uid) -> JobView:
 
 
 @router.post("/{uid:word}:restart", status_code=202, responses=ANSWERS)
-def restart(given: Given, uid: Uid) -> JobView:
-    """Have its gang end after the step under way and start again, with its state from memory."""
+def restart(given: Given, uid: Uid, body: Annotated[Restart | None, Body()] = None) -> JobView:
+    """Have its gang end after the step under way and start again, with its state from memory. With a `step`, go back to
+    the checkpoint of it, and leave out `skip_samples` after it: those that a loss was spoiled by."""
+    if body is not None and body.step is not None:
+        return restoring.begun(given, uid, body.step, None, body.skip_samples)
+    if body is not None and body.skip_samples:
+        hint = "name the checkpoint's step too: phalanx checkpoint ls shows them"
+        raise errors.UserError("skip_samples says nothing without a step", hint=hint, field="skip_samples")
     _only(given.store.job(uid), "start again")
     given.store.request(uid, "restart", {}, time.time())
     return _now(given, uid)

@@ -77,6 +77,7 @@ class RestoreRequested:
     manifest: str
     newer: tuple[str, ...]
     at: float
+    skip: int = 0  # samples after it that are left out
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -418,6 +419,20 @@ class StepSkipped:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LossSpiked:
+    """The loss of a step is far above the recent ones."""
+
+    uid: str
+    attempt: int
+    step: int
+    loss: float
+    usual: float  # median of the recent ones
+    bound: float  # up to which it would have been usual
+    samples: tuple[int, int]  # of the step: the first, and the one after the last
+    at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StragglerFound:
     """A node, or one device of it, is slower than the others at the same small piece of work. Told once an attempt."""
 
@@ -469,6 +484,7 @@ GangEvent = (
     | SnapshotFailed
     | SnapshotRefused
     | StepSkipped
+    | LossSpiked
     | StragglerFound
     | StandbysWarm
     | Evaluated

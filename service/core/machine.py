@@ -161,6 +161,7 @@ TABLE: Mapping[Pair, Rule] = MappingProxyType({
     **{(phase, events.StepSkipped): Rule(rules.skipped)
        for phase in (PLACING, STARTING, RESCALING, SUSPENDING, *STOPPING)},
     **{(phase, events.Evaluated): Rule(rules.evaluated) for phase in (*MOVING, SUSPENDING, *STOPPING)},
+    **{(phase, events.LossSpiked): Rule(rules.spiked) for phase in (*MOVING, SUSPENDING, *STOPPING)},
 })  # fmt: skip
 
 IGNORED: Mapping[Pair, str] = MappingProxyType({

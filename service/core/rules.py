@@ -276,6 +276,17 @@ def skipped(job: Job, event: events.StepSkipped, limits: Limits) -> Outcome:
     return Outcome(after, (), (record(job, "StepSkipped", reason, event.at, data),))
 
 
+def spiked(job: Job, event: events.LossSpiked, limits: Limits) -> Outcome:
+    first, end = event.samples
+    reason = (
+        f"loss {event.loss:.4f} of step {event.step} is a spike: {event.usual:.4f} is usual, up to {event.bound:.4f}; "
+        f"its samples are {first} to {end - 1}"
+    )
+    data = {"step": event.step, "loss": event.loss, "usual": event.usual, "bound": event.bound}
+    line = record(job, "LossSpiked", reason, event.at, {**data, "samples": [first, end]})
+    return Outcome(progress.seen(job, event.at), (), (line,))
+
+
 def evaluated(job: Job, event: events.Evaluated, limits: Limits) -> Outcome:
     reason = f"evaluation after step {event.step}: loss {event.loss:.4f} over {event.tokens} tokens"
     data = {"step": event.step, "loss": event.loss, "tokens": event.tokens}

@@ -25,13 +25,14 @@ UNSAVED: Mapping[type, str] = {
 
 def restored(job: Job, event: events.RestoreRequested, limits: Limits) -> Outcome:
     """Back to an older checkpoint, at nobody's cost. What was newer is undone; steps done again count once."""
-    bound = Restored(event.step, event.attempt, job.attempt)
+    bound = Restored(event.step, event.attempt, job.attempt, event.skip)
     if job.restored == bound or (_same(job.restored, bound) and job.step == event.step):
         return Outcome(job)  # asked again
     if event.manifest in job.rejected:
         reason = f"does not go back to the checkpoint of step {event.step}: it was rejected since that was asked for"
         return Outcome(job, (), (record(job, "RestoreRefused", reason, event.at, {"manifest": event.manifest}),))
-    reason = f"goes back from step {job.step} to the checkpoint of step {event.step} by request"
+    left_out = f", and leaves out {event.skip} samples after it," if event.skip else ""
+    reason = f"goes back from step {job.step} to the checkpoint of step {event.step}{left_out} by request"
     newer = list(event.newer)
     commands, changes = stop(job, reason, keep=True)
     if job.checkpoint is not None and (job.checkpoint_step or 0) > event.step:
@@ -51,7 +52,7 @@ def restored(job: Job, event: events.RestoreRequested, limits: Limits) -> Outcom
         reason,
         event.at,
         commands,
-        {"step": event.step, "manifest": event.manifest},
+        {"step": event.step, "manifest": event.manifest, "skip_samples": event.skip},
         **changes,
     )
     after, told = moved.job, list(moved.records)
@@ -121,7 +122,7 @@ def quarantined(job: Job, at: float) -> Outcome:
 
 
 def _same(known: Restored | None, asked: Restored) -> bool:
-    return known is not None and (known.step, known.attempt) == (asked.step, asked.attempt)
+    return known is not None and (known.step, known.attempt, known.skip) == (asked.step, asked.attempt, asked.skip)
 
 
 def _undone(job: Job, manifest: str, at: float) -> Outcome:

@@ -39,6 +39,7 @@ CHATTER = (
     events.SnapshotHeld,
     events.CheckpointPublished,
     events.Evaluated,
+    events.LossSpiked,
     events.GangStarted,
     events.GangResumed,
 )

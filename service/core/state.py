@@ -107,6 +107,7 @@ class Restored:
     step: int
     attempt: int
     until: int
+    skip: int = 0  # samples that are left out after it
 
     def bars(self, step: int, attempt: int) -> bool:
         """Whether a checkpoint is of what was undone: never resumed at, also when it is published later."""

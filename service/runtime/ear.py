@@ -22,6 +22,7 @@ from service.contracts.events import (
     GangPaused,
     GangResumed,
     HealthFound,
+    LossSpiked,
     SaveDelayed,
     SaveFailed,
     SnapshotFailed,
@@ -39,6 +40,8 @@ from service.runtime.node_agent import RankDied, Warm
 from service.runtime.times import Times
 from workers import reports
 
+ORDERED = (reports.StepSkipped, reports.LossSpiked, reports.Evaluated, reports.Recalled, reports.Resumed)
+"""Come after the steps that were told before them."""
 ECHO_S = 0.3
 COMPARE_S = 1.0
 DEATHS = ("process_died", "out_of_memory")
@@ -92,13 +95,15 @@ class Ear:
         events: list[Event] = []
         steps: list[Step] = []
         for what in said:
-            if isinstance(what, reports.StepSkipped | reports.Evaluated | reports.Recalled | reports.Resumed):
+            if isinstance(what, ORDERED):
                 self._completed(events, steps, at)  # it comes after them, and may go back
             match what:
                 case reports.StepDone():
                     steps.append(Step(**dataclasses.asdict(what)))
                 case reports.StepSkipped(step=step, action=action, reason=reason, samples=samples):
                     events.append(StepSkipped(self.uid, self.attempt, step, action, reason, samples, at))
+                case reports.LossSpiked():
+                    events.append(LossSpiked(self.uid, self.attempt, **{**dataclasses.asdict(what), "at": at}))
                 case reports.Evaluated(step=step, loss=loss, tokens=tokens):
                     events.append(Evaluated(self.uid, self.attempt, step, loss, tokens, at))
                 case reports.Moved(rank=rank, step=step, pulse_s=pulse_s):

@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from service.contracts.errors import ClusterError
 from service.contracts.job import JobSpec
 from service.core.commands import RaiseStandbys, StartGang
-from service.core.state import Slot
+from service.core.state import Restored, Slot
 from service.runtime import named, processes
 from service.runtime.node_agent import NodeAgentActor, Standby, Standing, Stopped
 from service.runtime.recall import Tier
@@ -75,7 +75,7 @@ class Order:
         return Assignment(
             job=command.uid, attempt=command.attempt, token=self.token, rank=rank, run=self.spec.run(command.layout),
             root=self.root, store_host=host, store_port=port, device=self.spec.resources.device,
-            resume=self.resume, origin=self.origin,
+            resume=self.resume, origin=self.origin, skip=_skip(command.restored),
         )  # fmt: skip
 
 
@@ -271,6 +271,10 @@ class Gang:
                 ray.kill(handle, no_restart=True)
         for group in named.groups(self.uid, nodes):
             remove_placement_group(group)
+
+
+def _skip(restored: Restored | None) -> tuple[int, int] | None:
+    return None if restored is None or not restored.skip else (restored.step, restored.skip)
 
 
 def standings(uid: str, epoch: int, timeout_s: float = 5.0) -> dict[str, Standing]:

@@ -31,6 +31,7 @@ from workers.reports import (
     Failed,
     FaultKind,
     Finished,
+    LossSpiked,
     Moved,
     Paused,
     Report,
@@ -233,6 +234,8 @@ def sentence(report: Report) -> str:
             return "  ".join(values)
         case StepSkipped():
             return f"step {report.step} skipped ({report.action}): {report.reason}"
+        case LossSpiked():
+            return f"step {report.step} has loss {report.loss:.4f}, a spike: up to {report.bound:.4f} is usual"
         case Evaluated():
             return f"evaluation after step {report.step}  loss {report.loss:.4f}  tokens {report.tokens}"
         case SaveFailed():

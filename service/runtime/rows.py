@@ -80,7 +80,8 @@ def restore(intent: Intent, known: Iterable[CheckpointRow], at: float) -> Restor
     """The event of a wish to go back; `known` are the job's checkpoints."""
     step, attempt = intent.data["step"], intent.data["attempt"]
     newer = tuple(row.manifest for row in known if (row.step, row.attempt) > (step, attempt) and not row.rejected)
-    return RestoreRequested(intent.job, step, attempt, intent.data["manifest"], newer, at)
+    skip = int(intent.data.get("skip_samples") or 0)
+    return RestoreRequested(intent.job, step, attempt, intent.data["manifest"], newer, at, skip)
 
 
 def _figures(step: Step) -> dict[str, Any]:

@@ -53,6 +53,19 @@ def test_what_needs_steps_is_asked_of_a_running_job_only(
     assert world.intents(uid) == [(kind, {})]
 
 
+def test_a_restart_may_go_back_and_leave_samples_out(http: httpx.Client, world: World) -> None:
+    uid = brought(world, Phase.RUNNING)
+    path = world.checkpoint(uid, 5)
+    with world.client() as client:
+        assert client.restart(uid, 5, 64).uid == uid
+        for asked, says in (((None, 64), "without a step"), ((7, 0), "no checkpoint of step 7")):
+            with pytest.raises(errors.PhalanxError, match=says):
+                client.restart(uid, *asked)
+    named = {"step": 5, "attempt": 1, "manifest": path}
+    assert world.intents(uid) == [("restore", {**named, "skip_samples": 64})]
+    assert http.post(f"/v1/jobs/{uid}:restart", json={"skip_samples": -1}).status_code == 422
+
+
 @pytest.mark.parametrize("phase", [*TERMINAL, *ENDING])
 @pytest.mark.parametrize("verb", ["suspend", "resume"])
 def test_s13_what_ends_neither_waits_nor_goes_on(http: httpx.Client, world: World, verb: str, phase: Phase) -> None:

@@ -183,6 +183,27 @@ def poisoned_run(
         Engine._build = build  # type: ignore[method-assign]
 
 
+def spiking_run(store: dist.Store, rank: int, root: str, run: RunSpec, sample: int) -> list[Report]:
+    """The trainer, in which a model is far too sure of itself at `sample`."""
+    build = Engine._build
+
+    def hook(part: nn.Module, inputs: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor:
+        return torch.where((inputs[1].numbers == sample)[:, None, None], logits * 1000, logits)
+
+    def spoiling(engine: Engine) -> list[nn.Module]:
+        engine.parts = build(engine)
+        for part in engine.parts:
+            if part.norm is not None:
+                part.register_forward_hook(hook)
+        return engine.parts
+
+    Engine._build = spoiling  # type: ignore[method-assign]
+    try:
+        return runs.train(store, rank, root, run, 1, ())
+    finally:
+        Engine._build = build  # type: ignore[method-assign]
+
+
 def traced(
     store: dist.Store, rank: int, root: str, run: RunSpec, attempt: int, resume: tuple[str, ...]
 ) -> tuple[list[Report], list[int]]:

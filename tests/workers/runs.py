@@ -94,6 +94,7 @@ def train(
     snapshots: tuple[str, ...] = (),
     origin: tuple[str, str] | None = None,
     asked: Callable[[list[Report], Wishes], None] = lambda said, wishes: None,
+    skip: tuple[int, int] | None = None,
 ) -> list[Report]:
     """The trainer to its end; what it reported. `memory`: the folder that stands for it."""
     said: list[Report] = []
@@ -114,6 +115,7 @@ def train(
         store_port=0,
         resume=resume,
         origin=origin,
+        skip=skip,
         timeout_s=60.0,
     )
     shelf = Shelf(Storage.open(memory), snapshots) if memory else None
@@ -121,6 +123,11 @@ def train(
         patch.setattr(trainer, "Loop", Patient)
         trainer.train(assignment, store, tell, shelf, wishes)
     return said
+
+
+def train_without(store: dist.Store, rank: int, root: str, run: RunSpec, skip: tuple[int, int]) -> list[Report]:
+    """As `train`; after the step `skip` says, so many samples are left out."""
+    return train(store, rank, root, run, 1, (), skip=skip)
 
 
 def train_until(

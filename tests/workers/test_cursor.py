@@ -42,6 +42,7 @@ def test_what_a_checkpoint_keeps() -> None:
         "step": 2,
         "samples": 16,
         "ledger": [{"attempt": 1, "start": 0, "end": 16}],
+        "losses": [],
         "seed": 7,
         "data": {
             "source": "builtin:topics",

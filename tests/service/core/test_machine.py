@@ -50,6 +50,7 @@ FIELDS = {
     events.StandbysWarm: {"warm": 8},
     events.StragglerFound: {"node": "n0", "rank": 1, "ranks": 1, "factor": 2.0},
     events.Evaluated: {"step": 4, "loss": 2.5, "tokens": 4096},
+    events.LossSpiked: {"step": 4, "loss": 9.5, "usual": 2.5, "bound": 3.0, "samples": (64, 80)},
 }
 Q, PL, ST, RU = Phase.QUEUED, Phase.PLACING, Phase.STARTING, Phase.RUNNING
 RS, RE, FI, CA = Phase.RESCALING, Phase.RECOVERING, Phase.FINISHING, Phase.CANCELLING
@@ -58,7 +59,7 @@ OK, BAD, GONE = Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED
 
 ILLEGAL = {
     *itertools.product([Q, SU], [events.GangStarted, events.GangResumed, events.StepsCompleted, events.GangFinished]),
-    *itertools.product([Q, SU], [events.StepSkipped, events.Evaluated, events.StepsRecalled]),
+    *itertools.product([Q, SU], [events.StepSkipped, events.Evaluated, events.LossSpiked, events.StepsRecalled]),
     *itertools.product([PL, ST, RU], [events.GangStopped]),
     *itertools.product([ST, RU, RS], [events.GangRefused]),
     *itertools.product([Q, SU, PL, ST, RU], [events.GangPaused]),
@@ -122,7 +123,8 @@ STOP, START, RAISE, NONE = (StopGang,), (StartGang,), (RaiseStandbys,), ()
         (SI, events.CheckpointPublished, SI, NONE, "CheckpointPublished"),
         *((SU, kind, SU, NONE, None) for kind in (events.GangStopped, events.GangFaulted, events.StandbysWarm)),
         *((phase, kind, phase, NONE, kind.__name__)
-          for phase in (PL, ST, RU, RS, RE, FI, CA) for kind in (events.StepSkipped, events.Evaluated)),
+          for phase in (PL, ST, RU, RS, RE, FI, CA)
+          for kind in (events.StepSkipped, events.Evaluated, events.LossSpiked)),
         (RE, events.GangStopped, PL, START, "GangPlaced"),
         (RE, events.GangRefused, PL, START, "GangPlaced"),
         (RE, events.GangFaulted, RE, NONE, None),
@@ -599,6 +601,32 @@ def test_an_attempt_that_goes_back_has_the_time_of_a_start_and_counts_each_step_
     assert (here.job().phase, here.job().tokens, here.job().productive_s) == (OK, 10 * 256, 10 * world.STEP_S)
     told = [record.type for record in here.records]
     assert told.count("JobRunning") == told.count("GangResumed") == told.count("Evaluated") == 2
+
+
+def test_a_spike_is_told_with_its_samples() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    figures = {"step": 5, "loss": 9.5, "usual": 2.5, "bound": 3.0}
+    (record,) = here.gang(events.LossSpiked, **figures, samples=(64, 80)).records
+    assert record.reason == (
+        "loss 9.5000 of step 5 is a spike: 2.5000 is usual, up to 3.0000; its samples are 64 to 79"
+    )
+    assert {**record.data, "phase": None} == {**figures, "samples": [64, 80], "attempt": 1, "phase": None}
+
+
+def test_samples_are_left_out_after_the_checkpoint_that_was_gone_back_to() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    for step in (4, 8):
+        here.gang(events.CheckpointPublished, step=step, manifest=f"m{step}")
+    asked = events.RestoreRequested("a", 4, 1, "m4", ("m8",), here.now, 32)
+    (record, *_) = here.tell(asked).records
+    assert record.reason.endswith("to the checkpoint of step 4, and leaves out 32 samples after it, by request")
+    assert here.tell(asked).records == ()  # asked again
+    here.stopped()
+    (start,) = (one for one in here.commands if isinstance(one, StartGang) and one.attempt == 2)
+    assert start.restored == Restored(4, 1, 1, 32)
+    codec.load(codec.dump(here.job()))
 
 
 def test_an_attempt_that_goes_back_and_does_not_arrive_is_broken() -> None:

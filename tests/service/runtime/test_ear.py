@@ -94,6 +94,13 @@ SAID: list[tuple[list[Any], list[events.Event]]] = [
         ],
     ),
     (
+        [reports.LossSpiked(5, 95.0, 9.0, 2.0, 2.5, (64, 80)), done(5)],
+        [
+            events.LossSpiked("job", 2, 5, 9.0, 2.0, 2.5, (64, 80), 100.0),
+            events.StepsCompleted("job", 2, (completed(5),), 100.0),
+        ],
+    ),
+    (
         [reports.StepSkipped(5, 95.0, "skip", "loss nan", (64, 65))],
         [events.StepSkipped("job", 2, 5, "skip", "loss nan", (64, 65), 100.0)],
     ),

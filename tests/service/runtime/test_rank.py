@@ -79,6 +79,7 @@ SENTENCES: list[tuple[reports.Report, str]] = [
         "step 4  loss 1.5000  grad_norm 0.250  lr 0.001  512 tokens/s",
     ),
     (reports.StepSkipped(5, 90.0, "skip", "loss nan", (1, 2)), "step 5 skipped (skip): loss nan"),
+    (reports.LossSpiked(5, 90.0, 9.0, 2.0, 2.5, (32, 40)), "step 5 has loss 9.0000, a spike: up to 2.5000 is usual"),
     (reports.Evaluated(5, 90.0, 2.5, 4096), "evaluation after step 5  loss 2.5000  tokens 4096"),
     (reports.Resumed(4, "m4"), "continuing after step 4 from m4"),
     (reports.Resumed(0, None), "continuing after step 0 from the seed"),

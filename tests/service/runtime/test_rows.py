@@ -94,7 +94,10 @@ def test_a_wish_to_go_back_names_what_is_newer_and_not_rejected_yet() -> None:
     known = [CheckpointRow("a", step, attempt, manifest.path(step, attempt), 1.0, why) for step, attempt, why in names]
     intent = Intent(1, "a", "restore", 1.0, {"step": 20, "attempt": 1, "manifest": manifest.path(20, 1)})
     newer = tuple(manifest.path(*name) for name in [(30, 2), (30, 1), (20, 2)])
-    assert rows.restore(intent, known, 7.0) == events.RestoreRequested("a", 20, 1, manifest.path(20, 1), newer, 7.0)
+    asked = events.RestoreRequested("a", 20, 1, manifest.path(20, 1), newer, 7.0)
+    assert rows.restore(intent, known, 7.0) == asked
+    skipping = dataclasses.replace(intent, data={**intent.data, "skip_samples": 32})
+    assert rows.restore(skipping, known, 7.0) == dataclasses.replace(asked, skip=32)
 
 
 def test_nodes() -> None:
