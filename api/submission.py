@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Sequence
 
-from api import checkpoints, checks, door, jobview, runtime
+from api import checkpoints, checks, door, jobview, runtime, weights
 from api.door import Door
 from api.principal import Principal
 from service.contracts import errors
@@ -54,6 +54,9 @@ def checked(
     spec = runtime.checked(spec, project, given.rules)
     if spec.init_from is None:
         return spec
+    if spec.init_from.huggingface is not None:
+        weights.check(spec, spec.init_from.huggingface)
+        return spec
     return spec.model_copy(update={"init_from": beginning(given, asking, spec, spec.init_from)})
 
 
@@ -62,18 +65,19 @@ def beginning(given: Door, asking: Principal, spec: JobSpec, start: InitFrom) ->
 
     NotFound and Conflict name the field below `init_from`; UserError where job and checkpoint don't go together.
     """
+    uid = start.job or ""
     try:
-        parent = given.store.job(door.named(given, asking, start.job))
+        parent = given.store.job(door.named(given, asking, uid))
     except errors.NotFound as error:
-        raise errors.NotFound(f"there is no job {start.job}", hint="phalanx list shows them", field="job") from error
+        raise errors.NotFound(f"there is no job {uid}", hint="phalanx list shows them", field="job") from error
     view = checkpoints.usable(given, parent, start.step, start.attempt)
     root = jobview.root(parent, given.storage_root)
-    found = InitFrom(job=start.job, step=view.step, attempt=view.attempt, root=root, manifest=view.manifest)
+    found = InitFrom(job=uid, step=view.step, attempt=view.attempt, root=root, manifest=view.manifest)
     for field in ("root", "manifest"):  # where others may reach in storage is not for a client to say
         if getattr(start, field) not in (None, getattr(found, field)):
             named, known = getattr(start, field), getattr(found, field)
             hint = "name the job, and its step or none; the rest is found"
-            raise errors.Conflict(f"{field} of job {start.job} is {known}, not {named}", hint=hint, field=field)
+            raise errors.Conflict(f"{field} of job {uid} is {known}, not {named}", hint=hint, field=field)
     document = checkpoints.manifest_of(given, parent, view)
     try:
         run = spec.run(ParallelLayout())

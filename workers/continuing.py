@@ -18,6 +18,7 @@ from workers.checkpoint.memory import Memory
 from workers.checkpoint.storage import Storage
 from workers.cursor import Cursor, check_model, check_order
 from workers.engine import Engine
+from workers.models.pretrained import Pretrained
 from workers.reports import CheckpointRefused, Recalled, Report, Resumed, SnapshotRefused
 from workers.spec import Assignment
 
@@ -75,9 +76,25 @@ def continued(
         del engine
         gc.collect()
         engine = build()
+    weights = None if assignment.weights is None else _pretrained(assignment.weights, engine)
     if assignment.rank == 0:
-        tell(Resumed(0, None))
+        tell(Resumed(0, None, weights))
     return engine, Cursor(assignment.attempt)
+
+
+def _pretrained(uri: str, engine: Engine) -> str:
+    """The engine has the weights of a folder; what was loaded. ValueError, the same on all ranks, where some rank can't
+    have them."""
+    problem, told = "", ""
+    try:
+        found = Pretrained(uri, engine.run.model, engine.vocabulary)
+        engine.restore(found.fill, {"optimizer": {"steps": 0}})
+        told = str(found.loaded())
+    except (ValueError, OSError) as error:
+        problem = str(error) or type(error).__name__
+    if doubt := first_problem(problem):
+        raise ValueError(f"init_from: {doubt}")
+    return told
 
 
 def _opened(source: Source, assignment: Assignment) -> tuple[manifest.Manifest | None, Cursor, str]:

@@ -80,6 +80,7 @@ class Resumed:
 
     step: int
     manifest: str | None
+    weights: str | None = None  # what was loaded from elsewhere, and what was not
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -396,6 +396,7 @@ class Assignment:
     device: Literal["cpu", "gpu"] = "cpu"
     resume: tuple[str, ...] = ()  # manifests to try, newest first; none: start from the seed
     origin: tuple[str, str] | None = None  # (another job's folder, manifest): where a job without a checkpoint begins
+    weights: str | None = None  # Hugging Face folder whose weights a job without a checkpoint begins with
     skip: tuple[int, int] | None = None  # (step, samples): continuing after this step, so many are left out
     timeout_s: float = 120.0  # of every process group
 

@@ -226,6 +226,7 @@ class GangResumed:
     step: int
     manifest: str | None
     at: float
+    weights: str | None = None  # what was loaded from elsewhere, and what was not
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

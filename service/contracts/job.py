@@ -103,21 +103,33 @@ LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A
 
 
 class InitFrom(Spec):
-    """A checkpoint of another job, at which this one begins as long as it has none of its own.
+    """Where a job begins as long as it has no checkpoint of its own: at one of another job, or with the weights of a
+    Hugging Face folder.
 
     A client names the job, and the step or takes its newest good one; the service finds root and manifest.
     """
 
-    job: str = Field(pattern=r"^[a-z0-9-]{1,80}$", description="uid of the other job")
+    job: str | None = Field(default=None, pattern=r"^[a-z0-9-]{1,80}$", description="uid of the other job")
+    huggingface: str | None = Field(
+        default=None, min_length=1, max_length=1000, description="path or URI of config.json and safetensors"
+    )
     step: int | None = Field(default=None, ge=0, lt=2**53)
     attempt: int | None = Field(default=None, ge=0, lt=2**31, description="that published it; default the newest")
     root: str | None = Field(default=None, description="storage root of the other job, as the service knows it")
     manifest: str | None = Field(default=None, pattern=r"^manifests/[0-9]{10,}-[0-9]{6,}\.json$")
 
+    @model_validator(mode="after")
+    def _one_of_both(self) -> InitFrom:
+        if (self.job is None) == (self.huggingface is None):
+            raise ValueError("names a job, or a folder under huggingface, and one of them")
+        if self.job is None and not {self.step, self.attempt, self.root, self.manifest} <= {None}:
+            raise ValueError("step, attempt, root and manifest are of another job's checkpoint; huggingface has none")
+        return self
+
     @property
     def origin(self) -> tuple[str, str]:
         """(folder of the other job, manifest), once the service has found them."""
-        if self.root is None or self.manifest is None:
+        if self.job is None or self.root is None or self.manifest is None:
             raise UserError(f"init_from: the checkpoint of job {self.job} was not looked up", field="init_from")
         return folder(self.root, self.job), self.manifest
 

@@ -109,7 +109,7 @@ def refused(job: Job, event: events.GangRefused, limits: Limits) -> Outcome:
 
 
 def resumed(job: Job, event: events.GangResumed, limits: Limits) -> Outcome:
-    source = event.manifest or ("memory" if event.step else "the seed")
+    source = event.manifest or ("memory" if event.step else event.weights or "the seed")
     reason = f"attempt {job.attempt} continues after step {event.step} from {source}"
     data = {"step": event.step, "manifest": event.manifest}
     line = record(job, "GangResumed", reason, event.at, data)

@@ -114,8 +114,8 @@ class Ear:
                 case reports.Recalled(steps=recent):
                     known = tuple((attempt, Step(**dataclasses.asdict(done))) for attempt, done in recent)
                     events.append(StepsRecalled(self.uid, self.attempt, known, at))
-                case reports.Resumed(step=step, manifest=manifest):
-                    events.append(GangResumed(self.uid, self.attempt, step, manifest, at))
+                case reports.Resumed(step=step, manifest=manifest, weights=weights):
+                    events.append(GangResumed(self.uid, self.attempt, step, manifest, at, weights))
                 case reports.CheckpointRefused(manifest=manifest, reason=reason):
                     events.append(CheckpointRejected(self.uid, self.attempt, manifest, reason, at))
                 case reports.ShardSaved():

@@ -66,6 +66,7 @@ class Order:
     resume: tuple[str, ...]
     origin: tuple[str, str] | None = None  # (another job's folder, manifest), for a job without a checkpoint
     probe: bool = False  # nodes are probed first
+    weights: str | None = None  # folder of a model, for a job without a checkpoint
 
     @property
     def token(self) -> str:
@@ -76,6 +77,7 @@ class Order:
             job=command.uid, attempt=command.attempt, token=self.token, rank=rank, run=self.spec.run(command.layout),
             root=self.root, store_host=host, store_port=port, device=self.spec.resources.device,
             resume=self.resume, origin=self.origin, skip=_skip(command.restored),
+            weights=self.weights,
         )  # fmt: skip
 
 

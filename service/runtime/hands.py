@@ -194,7 +194,8 @@ class Hands:
         addresses = {node.id: node.address for node in fleet.nodes}
         settings = self.settings
         given = (self.epoch, job.spec, root, settings.scratch, settings.kernel_log, addresses)
-        return gang.Order(*given, resume, origin, liveness.probes(job))
+        weights = job.spec.init_from.huggingface if job.spec.init_from else None
+        return gang.Order(*given, resume, origin, liveness.probes(job), weights)
 
     def _stand_by(self, command: RaiseStandbys, job: Job) -> None:
         try:
@@ -233,7 +234,7 @@ class Hands:
 
     def _origin(self, job: Job, needed: bool) -> tuple[str, str] | None:
         """The checkpoint of another job at which this one begins; held until it is loaded, where it is `needed`."""
-        if job.spec.init_from is None:
+        if job.spec.init_from is None or job.spec.init_from.job is None:
             return None
         home, path = job.spec.init_from.origin
         if needed:

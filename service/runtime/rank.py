@@ -247,7 +247,7 @@ def sentence(report: Report) -> str:
         case SnapshotRefused():
             return f"the snapshot of step {report.step} is passed over: {report.reason}"
         case Resumed():
-            source = report.manifest or ("memory" if report.step else "the seed")
+            source = report.manifest or ("memory" if report.step else report.weights or "the seed")
             return f"continuing after step {report.step} from {source}"
         case Finished():
             return f"finished after step {report.step}"

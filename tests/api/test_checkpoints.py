@@ -258,7 +258,7 @@ def test_a_fork_is_a_new_job_that_begins_at_a_checkpoint(
     assert (answer.status_code, answer.headers["Location"]) == (201, f"/v1/jobs/{made['uid']}")
     attempt = (body or {}).get("attempt", 2 if step > 5 else 1)
     path = manifest.path(step, attempt)
-    start = {"job": uid, "step": step, "attempt": attempt, "root": world.root, "manifest": path}
+    start = {"job": uid, "step": step, "attempt": attempt, "root": world.root, "manifest": path, "huggingface": None}
     assert made["spec"]["init_from"] == start
     assert made["uid"] != uid
     for name, value in expected.items():
@@ -321,8 +321,8 @@ def test_a_job_may_be_submitted_with_its_beginning(http: httpx.Client, world: Wo
         ({"job": "UID", "step": 5, "manifest": "manifests/0000000010-000001.json"}, "init_from.manifest", "0000000005"),
         ({"job": "UID", "manifest": "../../etc/passwd"}, "init_from.manifest", "pattern"),
         ({"job": "UID", "step": True}, "init_from.step", ""),
-        ({}, "init_from.job", "required"),
-        ("UID", "init_from", "mapping of fields (attempt, job, manifest, root, step)"),
+        ({}, "init_from", "names a job, or a folder under huggingface"),
+        ("UID", "init_from", "mapping of fields (attempt, huggingface, job, manifest, root, step)"),
     ],
 )
 def test_a_beginning_that_is_none(http: httpx.Client, uid: str, start: Any, field: str, says: str) -> None:

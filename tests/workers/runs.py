@@ -95,6 +95,7 @@ def train(
     origin: tuple[str, str] | None = None,
     asked: Callable[[list[Report], Wishes], None] = lambda said, wishes: None,
     skip: tuple[int, int] | None = None,
+    weights: str | None = None,
 ) -> list[Report]:
     """The trainer to its end; what it reported. `memory`: the folder that stands for it."""
     said: list[Report] = []
@@ -116,6 +117,7 @@ def train(
         resume=resume,
         origin=origin,
         skip=skip,
+        weights=weights,
         timeout_s=60.0,
     )
     shelf = Shelf(Storage.open(memory), snapshots) if memory else None
@@ -128,6 +130,20 @@ def train(
 def train_without(store: dist.Store, rank: int, root: str, run: RunSpec, skip: tuple[int, int]) -> list[Report]:
     """As `train`; after the step `skip` says, so many samples are left out."""
     return train(store, rank, root, run, 1, (), skip=skip)
+
+
+def train_from(store: dist.Store, rank: int, root: str, run: RunSpec, weights: str) -> list[Report]:
+    """As `train`, from the weights of a folder."""
+    return train(store, rank, root, run, 1, (), weights=weights)
+
+
+def refused_from(store: dist.Store, rank: int, root: str, run: RunSpec, weights: str) -> str:
+    """What the trainer raised about the weights of a folder."""
+    try:
+        train_from(store, rank, root, run, weights)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("training began")
 
 
 def train_until(

@@ -88,6 +88,12 @@ def load(state: State, manifest: Manifest, storage: Storage, readers: Sequence[R
             raise BadCheckpoint(manifest.path, str(error)) from error
 
 
+def held(name: str, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]:
+    """What this rank holds of a logical tensor: its offset and extent there, and the memory that it is in."""
+    box = _box(name, tensor, owner=True)
+    return tuple(box.offset), tuple(box.extent), _local(tensor)
+
+
 class Scratch(threading.local):
     """Memory of each thread for itself: new memory costs more than what is done with it here."""
 

@@ -135,6 +135,10 @@ class Unsupported(ValueError):
     """One side asks for what the other doesn't have."""
 
 
+FREE = ("seq_len", "init_std", "vocab_size", "dropout")
+"""Of a model, what may be other than in the folder."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Origin:
     """Where a parameter, or one expert's part of it, is: as many elements of their tensor, from element `first` on."""
@@ -177,6 +181,15 @@ def spec_from_config(config: Mapping[str, Any], seq_len: int | None = None) -> M
         qk_norm=family.qk_norm,
         experts=_experts(said) if family.experts else None,
     )
+
+
+def differences(ours: ModelSpec, theirs: ModelSpec, vocabulary: int) -> list[str]:
+    """Why weights of the one are none of the other; empty where they are."""
+    mine, other = ours.model_dump(exclude=set(FREE)), theirs.model_dump(exclude=set(FREE))
+    found = [f"{name} is {other[name]!r} there, not {mine[name]!r}" for name in mine if mine[name] != other[name]]
+    if vocabulary < (theirs.vocab_size or 0):
+        found.append(f"the vocabulary has {theirs.vocab_size} rows there, and {vocabulary} here: set model.vocab_size")
+    return found
 
 
 def config(spec: ModelSpec, dtype: str) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def import_(
     value exactly. `stored_as` is what `read` calls dtype.
     """
     spec, weights = read(uri, seq_len, stored_as)
-    wider = {name: weight.dtype for name, weight in weights.items() if not _holds(dtype, weight.dtype)}
+    wider = {name: weight.dtype for name, weight in weights.items() if not holds(dtype, weight.dtype)}
     if wider:
         raise Refused(uri, [f"{name} is {stored}, which {dtype} would round" for name, stored in wider.items()])
     storage = Storage.open(root).child(job)
@@ -268,7 +268,7 @@ def _row(tensor: manifest.Tensor, number: int) -> manifest.Tensor:
 def _pieces(name: str, weight: Weight, dtype: str, state: tuple[str, ...]) -> Iterator[Piece]:
     """A parameter and its optimizer state, in pieces of whole rows."""
     natural, dim = tuple(range(len(weight.shape))), sliced(Decoder.SHARDING, name)
-    for first, count in _row_ranges(weight.shape, dtype):
+    for first, count in row_ranges(weight.shape, dtype):
         rows = Box((first, *(0 for _ in weight.shape[1:])), (count, *weight.shape[1:]), kept=True)
         for offset, extent in boxes.tiles(rows, dim, shards.ITEM_BYTES[dtype]):
             region = Region(f"model.{name}", weight.shape, dtype, natural, offset, extent)
@@ -290,7 +290,7 @@ def _taken(weight: Weight, box: Region) -> memoryview:
     return _bytes(part.to(getattr(torch, box.dtype)))
 
 
-def _row_ranges(shape: tuple[int, ...], dtype: str) -> Iterator[tuple[int, int]]:
+def row_ranges(shape: tuple[int, ...], dtype: str) -> Iterator[tuple[int, int]]:
     """(first, count) of rows that are held at once."""
     count = max(1, AT_ONCE // (math.prod(shape[1:]) * shards.ITEM_BYTES[dtype]))
     return ((first, min(count, shape[0] - first)) for first in range(0, shape[0], count))
@@ -309,7 +309,7 @@ def _parts(items: Iterable[Item], nbytes: Callable[[Item], int], limit: int) -> 
     return parts
 
 
-def _holds(dtype: str, other: str) -> bool:
+def holds(dtype: str, other: str) -> bool:
     """Whether every value of `other` is one of `dtype`."""
     return dtype == other or dtype in EXACTLY_IN.get(other, ())
 
@@ -321,7 +321,7 @@ def _repeats(found: Mapping[str, safetensors.Entry], name: str, original: str) -
     one, other = found[name], found[original]
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    return all(one.read(*rows) == other.read(*rows) for rows in _row_ranges(one.shape, one.dtype))
+    return all(one.read(*rows) == other.read(*rows) for rows in row_ranges(one.shape, one.dtype))
 
 
 def _bytes(values: torch.Tensor) -> memoryview:
