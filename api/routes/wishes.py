@@ -31,7 +31,9 @@ MOST_SAMPLES = 2**53
 
 
 class Restart(Sent):
-    step: int | None = Field(default=None, ge=0, lt=2**53, description="of a checkpoint to go back to; null: to none")
+    step: int | None = Field(
+        default=None, ge=0, lt=2**53, description="of a checkpoint to go back to; null: none, or, to skip, the newest"
+    )
     skip_samples: int = Field(default=0, ge=0, lt=MOST_SAMPLES, description="that are left out after that step")
 
 
@@ -84,11 +86,8 @@ def checkpoint(given: Given, uid: Uid) -> JobView:
 def restart(given: Given, uid: Uid, body: Annotated[Restart | None, Body()] = None) -> JobView:
     """Have its gang end after the step under way and start again, with its state from memory. With a `step`, go back to
     the checkpoint of it, and leave out `skip_samples` after it: those that a loss was spoiled by."""
-    if body is not None and body.step is not None:
+    if body is not None and (body.step is not None or body.skip_samples):
         return restoring.begun(given, uid, body.step, None, body.skip_samples)
-    if body is not None and body.skip_samples:
-        hint = "name the checkpoint's step too: phalanx checkpoint ls shows them"
-        raise errors.UserError("skip_samples says nothing without a step", hint=hint, field="skip_samples")
     _only(given.store.job(uid), "start again")
     given.store.request(uid, "restart", {}, time.time())
     return _now(given, uid)

@@ -231,7 +231,8 @@ def _fields(path: tuple[str, ...]) -> str:
     """Names of the fields that may stand at `path`."""
     spec: type[Spec] = JobSpec
     for name in path:
-        spec = _spec(spec.model_fields[name].annotation) or spec
+        if (field := spec.model_fields.get(name)) is not None:  # else it is a place in a list
+            spec = _spec(field.annotation) or spec
     return ", ".join(sorted(spec.model_fields))
 
 

@@ -79,6 +79,9 @@ def test_a_job_may_name_prepared_text_and_a_mixture(run: Run, tmp_path: Path) ->
         ({"sources": [{"source": "/b.txt"}, {"source": "/b.txt"}]}, "names /b.txt twice"),
         ({"sources": []}, "data.sources"),
         ({"sources": [{"source": "/b.txt", "weight": 0}]}, "data.sources.0.weight"),
+        ({"sources": [None]}, "data.sources.0 should be a mapping of fields (source, text_field, weight), not None"),
+        ({"sources": [{"source": "/b.txt", "text": 1}]}, "known fields: source, text_field, weight"),
+        ({"sources": [{}]}, "field 'data.sources.0.source' is required"),
     ],
 )
 def test_a_mixture_that_is_none(data: dict[str, object], says: str) -> None:
