@@ -182,15 +182,16 @@ class Snapshots:
 
 
 def clear(root: str, node: str, alive: Collection[str]) -> list[str]:
-    """Remove what keepers of jobs that are over have left on this node. Those of whom somebody is still there."""
-    held = []
+    """Remove what keepers of jobs that are over have left on this node. Those of which something stays: somebody is
+    still there; or nobody is, and the job is alive: it may need it, and may end without coming back."""
+    stays = []
     for folder in sorted(Path(root, node).glob("*")):
-        if folder.name not in alive:
-            if _left(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
-                held.append(folder.name)
-    return held
+        left = _left(folder)
+        if left and folder.name not in alive:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif left or folder.name not in alive:
+            stays.append(folder.name)
+    return stays
 
 
 def _left(folder: Path) -> bool:

@@ -131,8 +131,11 @@ def test_what_a_keeper_that_is_gone_has_left_is_cleared(keeper: Snapshots, tmp_p
         if locked:
             (left / snapshots.LOCK).touch()
     os.utime(tmp_path / "n0" / "old", (0, 0))
-    assert snapshots.clear(str(tmp_path), "n0", {"alive"}) == ["fresh", "job"]
+    assert snapshots.clear(str(tmp_path), "n0", {"alive", "job"}) == ["alive", "fresh"]
+    assert snapshots.clear(str(tmp_path), "n0", {"alive"}) == ["alive", "fresh", "job"]
     assert sorted(path.name for path in (tmp_path / "n0").iterdir()) == ["alive", "fresh", "job"]
+    assert snapshots.clear(str(tmp_path), "n0", {"job"}) == ["fresh"]  # its job ended without coming back here
+    assert sorted(path.name for path in (tmp_path / "n0").iterdir()) == ["fresh", "job"]
     assert held(keeper) == [(5, 0)]
     assert snapshots.clear(str(tmp_path), "n1", set()) == []
 
