@@ -79,12 +79,12 @@ def test_one_process_then_four_then_one_again(tmp_path: Path) -> None:
     root = str(tmp_path / "runs")
     alone = run("workers", str(job_file(tmp_path)), "--root", root)
     assert [line["report"] for line in alone] == ["Resumed", "StepDone", "StepDone", "CheckpointPublished", "Finished"]
-    assert alone[0] == {"report": "Resumed", "step": 0, "manifest": None}
+    assert alone[0] == {"report": "Resumed", "step": 0, "manifest": None, "weights": None}
     assert of_kind(alone, "CheckpointPublished")[0]["manifest"] == manifest.path(2, 1)
 
     four = job_file(tmp_path, train=train_for(4), parallel={"dp": 2, "pp": 2})
     together = run(*torchrun(4), "workers", str(four), "--root", root)
-    assert together[0] == {"report": "Resumed", "step": 2, "manifest": manifest.path(2, 1)}
+    assert together[0] == {"report": "Resumed", "step": 2, "manifest": manifest.path(2, 1), "weights": None}
     assert [line["step"] for line in of_kind(together, "StepDone")] == [3, 4]
     assert of_kind(together, "CheckpointPublished") == [
         {"report": "CheckpointPublished", "step": 4, "manifest": manifest.path(4, 2)}
