@@ -32,7 +32,10 @@ def submit(
         return known, False
     spec = checked(given, asking, spec, project, queues, nodes)
     start = spec.init_from
-    origin = "" if start is None else f", to begin at step {start.step} of {start.job}"
+    origin = ""
+    if start is not None:
+        place = start.huggingface or f"step {start.step} of {start.job}"
+        origin = f", to begin at {place}"
     return given.store.submit(
         spec.model_dump(mode="json"),
         spec.name,

@@ -30,6 +30,7 @@ def test_a_folder_whose_model_is_the_jobs(world: World, tmp_path: Path) -> None:
     uri = folder(tmp_path / "hub")
     view = world.submit({**MODEL, "init_from": {"huggingface": uri}})
     assert view.spec["init_from"]["huggingface"] == uri
+    assert world.store.events(view.uid, 0)[0].reason.endswith(f", to begin at {uri}")
     larger = {**MODEL, "model.vocab_size": 384, "init_from": {"huggingface": f"file://{uri}"}}
     assert world.submit(larger).spec["init_from"]["job"] is None
 
