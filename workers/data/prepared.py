@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
 import xxhash
 from fsspec import AbstractFileSystem
@@ -22,6 +23,8 @@ from workers.models.spec import Spec
 
 NAME = "tokens.json"
 PIECE = 1 << 22
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+"""xxh3-128. The name of a node's copy too: nothing else may come out of a file that somebody wrote."""
 
 
 class TokenizerNote(Spec):
@@ -35,14 +38,14 @@ class Shard(Spec):
     documents: int = Field(ge=0)
     tokens: int = Field(ge=0)
     nbytes: int = Field(ge=0)
-    bin: str
-    idx: str
+    bin: Digest
+    idx: Digest
 
 
 class Prepared(Spec):
     version: int = Field(ge=1, le=1)
     tokenizer: TokenizerNote
-    dtype: str
+    dtype: Literal["uint16", "int32"]
     checksum: str = "xxh3-128"
     shards: tuple[Shard, ...]
     documents: int

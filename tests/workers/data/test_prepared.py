@@ -54,6 +54,17 @@ def test_the_tokens_are_those_of_the_text(tmp_path: Path) -> None:
     assert run.lengths().tolist() == held().lengths().tolist()
 
 
+@pytest.mark.parametrize(("field", "value"), [("bin", "../../elsewhere"), ("idx", "/etc/x"), ("dtype", "object")])
+def test_what_somebody_wrote_leads_nowhere_else(tmp_path: Path, field: str, value: str) -> None:
+    prepare.prepare(written(tmp_path / "text"), str(tmp_path / "out"))
+    file = tmp_path / "out" / "tokens.json"
+    told = json.loads(file.read_text())
+    (told if field == "dtype" else told["shards"][0])[field] = value
+    file.write_text(json.dumps(told))
+    with pytest.raises(DataError, match=f"is damaged: .*{field}"):
+        prepared.read(str(tmp_path / "out"))
+
+
 def test_any_cut_is_as_in_memory_also_across_shards(tmp_path: Path) -> None:
     made = prepare.prepare(written(tmp_path / "text"), str(tmp_path / "out"), shard_tokens=9)
     assert len(made.shards) == 5
