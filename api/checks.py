@@ -17,8 +17,8 @@ from service.core.plan import search
 from service.store.records import NodeRow
 from workers.data.prepared import NAME as PREPARED
 from workers.models.spec import BUILT_IN
+from workers.spec import BUILT_IN_TEXT as BUILTIN_DATA
 
-BUILTIN_DATA = "builtin:topics"
 REMOTE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
 """Object stores. Other schemes (http, ftp, archives) would make the API fetch what a user names."""
 

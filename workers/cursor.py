@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.checkpoint.manifest import BadCheckpoint, Manifest
+from workers.models.families import FREE
 from workers.reports import StepDone
 from workers.spec import DataSpec, RunSpec
 
 RECENT = 32  # steps that a snapshot knows of, and as many more as nobody has heard of yet
 MOST = 2048  # of those
-LOSSES = 4096  # of the last steps
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,7 +37,7 @@ class Cursor:
 
     def felt(self, loss: float, window: int) -> None:
         """The loss of a step, of which as many are kept as make its band."""
-        self.losses = [*self.losses, loss][-min(window, LOSSES) :]
+        self.losses = [*self.losses, loss][-window:]
 
     def remember(self, done: StepDone) -> None:
         """What was said of a step may be lost with who was to pass it on."""
@@ -100,10 +100,6 @@ def check_order(document: Manifest, run: RunSpec) -> None:
 def _order(run: RunSpec) -> dict[str, Any]:
     """What of the data decides which samples there are."""
     return run.data.model_dump(exclude={"eval_source"})
-
-
-FREE = ("seq_len", "init_std", "vocab_size", "dropout")
-"""Of a model, what a run may change when it continues: the vocabulary's size is the tensors' own."""
 
 
 def check_model(document: Manifest, run: RunSpec) -> None:
