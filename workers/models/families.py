@@ -136,7 +136,7 @@ class Unsupported(ValueError):
 
 
 FREE = ("seq_len", "init_std", "vocab_size", "dropout")
-"""Of a model, what a run may change when it begins with weights, or continues: the tensors say how many rows they have."""
+"""Of a model, what a run may change when it begins with weights or continues: tensors say how many rows they have."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
