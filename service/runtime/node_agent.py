@@ -113,6 +113,7 @@ class NodeAgent:
         self.storage = Storage.open(root).child(job)
         self.scratch = Path(scratch)
         self.lock = threading.Lock()
+        self.beginning = threading.Lock()
         self.shipping = threading.Lock()
         self.serials = itertools.count(1)
         self.born: dict[int, Any] = {}  # slot -> a process that is on its way to it
@@ -131,16 +132,22 @@ class NodeAgent:
     # Orders
 
     def begin(self, epoch: int, attempt: int, slots: Sequence[int]) -> bool:
-        """A new attempt: of an earlier one nobody is at work any more. Whether this agent holds its slots."""
+        """A new attempt: of an earlier one nobody is at work any more. Whether this agent holds its slots.
+
+        Orders may overtake each other, on a node that was slow to have its agent: the newest attempt stays.
+        """
         self._obey(epoch)
         if not set(slots) <= set(self.slots):
             return False
-        if left := self.crew.end(everyone=False):
-            raise ClusterError(f"processes {left} of an earlier attempt did not end by SIGKILL")
-        with self.lock:
-            self.turn = Turn(attempt, self._shipper(attempt))
-        with self.shipping:
-            self.shippers.append(self.turn.shipper)
+        with self.beginning:
+            if attempt < self.turn.attempt:
+                return True
+            if left := self.crew.end(everyone=False):
+                raise ClusterError(f"processes {left} of an earlier attempt did not end by SIGKILL")
+            with self.lock:
+                self.turn = Turn(attempt, self._shipper(attempt))
+            with self.shipping:
+                self.shippers.append(self.turn.shipper)
         self._tell_standbys()
         return True
 

@@ -152,7 +152,8 @@ def ended_well(fleet: Fleet, uid: str, calm: Losses) -> JobView:
 
 
 # Training goes on while there is no controller: a job that waited for one at each of seven deaths would be over before
-# the last. So one job has them until it is at work, one as it moves, and one as it recovers and ends.
+# the last. So one job has them until it is at work, one as it moves, and one as it recovers and ends; who moves works
+# slowly until it does.
 
 
 def test_f5_the_controller_dies_until_a_job_is_at_work(fleet: Fleet, calm: Losses) -> None:
@@ -168,9 +169,10 @@ def test_f5_the_controller_dies_until_a_job_is_at_work(fleet: Fleet, calm: Losse
 
 def test_f5_the_controller_dies_while_a_job_moves(fleet: Fleet, calm: Losses) -> None:
     uid = fleet.client.submit(asked(MOST)).uid
-    running(fleet, uid)
-    assert fleet.client.rescale(uid, 3).possible
-    end_controller_in(fleet, uid, Phase.RESCALING)
+    with faults.slowed(faults.ranks(fleet, running(fleet, uid))):
+        assert fleet.client.rescale(uid, 3).possible
+        end_controller_in(fleet, uid, Phase.RESCALING)
+        until(lambda: fleet.client.get(uid).status.attempt > 1, "another attempt", LONG_S)
     running(fleet, uid, lambda view: len(view.status.placement) == 3)
     view = ended_well(fleet, uid, calm)
     assert {one.cause for one in view.status.incidents} == {None}
