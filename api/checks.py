@@ -46,8 +46,8 @@ def submission(
     for number, one in enumerate(spec.data.sources or ()):
         data(one.source, f"data.sources.{number}.source")
     data(spec.data.source)
-    if spec.data.eval_source is not None:
-        data(spec.data.eval_source, "data.eval_source")
+    for number, other in enumerate(spec.eval.data if spec.eval else ()):
+        data(other.source, f"eval.data.{number}.source")
     tokenizer(spec.data.tokenizer)
     if nodes:  # none seen yet: the controller has not looked, and the job waits for it
         search.check_fits(spec, fleet(nodes))

@@ -24,6 +24,8 @@ class Cursor:
     samples: int = 0
     ledger: list[dict[str, int]] = dataclasses.field(default_factory=list)
     losses: list[float] = dataclasses.field(default_factory=list)  # of the last steps, the usual ones
+    best: tuple[int, float] | None = None  # step and metric of the best evaluation
+    worse: int = 0  # evaluations since
     recent: list[tuple[int, StepDone]] = dataclasses.field(default_factory=list)  # of rank 0: (attempt, what it said)
 
     def advance(self, count: int) -> None:
@@ -38,6 +40,14 @@ class Cursor:
     def felt(self, loss: float, window: int) -> None:
         """The loss of a step, of which as many are kept as make its band."""
         self.losses = [*self.losses, loss][-window:]
+
+    def judge(self, metric: float, margin: float) -> bool:
+        """Whether an evaluation now is the best so far: lower than it by more than `margin`."""
+        if self.best is None or metric < self.best[1] - margin:
+            self.best, self.worse = (self.step, metric), 0
+            return True
+        self.worse += 1
+        return False
 
     def remember(self, done: StepDone) -> None:
         """What was said of a step may be lost with who was to pass it on."""
@@ -63,6 +73,7 @@ class Cursor:
             "samples": self.samples,
             "ledger": [dict(entry) for entry in self.ledger],
             "losses": list(self.losses),
+            "evaluated": {"best": None if self.best is None else list(self.best), "worse": self.worse},
             "seed": run.train.seed,
             "data": _order(run),
             "precision": run.train.precision,
@@ -78,7 +89,10 @@ class Cursor:
             int(header["optimizer"]["steps"])  # the engine's to read
             recent = [(int(broken), StepDone(**done)) for broken, done in header.get("recent", ())]
             losses = [float(loss) for loss in header.get("losses", ())]
-            return cls(attempt, int(header["step"]), int(header["samples"]), ledger, losses, recent)
+            told = header.get("evaluated", {})
+            best = (int(told["best"][0]), float(told["best"][1])) if told.get("best") else None
+            counts = (int(header["step"]), int(header["samples"]))
+            return cls(attempt, *counts, ledger, losses, best, int(told.get("worse", 0)), recent)
         except (KeyError, TypeError, ValueError) as error:
             raise BadCheckpoint(document.path, f"its header is not whole: {error!r}") from None
 
@@ -86,9 +100,9 @@ class Cursor:
 def check_order(document: Manifest, run: RunSpec) -> None:
     """ValueError when the checkpoint's samples come from another order: its cursor would count the wrong ones.
 
-    One that consumed none, as an imported model, goes with any.
+    One that consumed none, as an imported model, goes with any; and so does a run that trains nothing.
     """
-    if not document.header.get("samples"):
+    if not document.header.get("samples") or (run.eval and run.eval.only):
         return
     then = {**DataSpec().model_dump(), "seed": document.header.get("seed"), **document.header.get("data", {})}
     now = {"seed": run.train.seed, **_order(run)}
@@ -99,7 +113,7 @@ def check_order(document: Manifest, run: RunSpec) -> None:
 
 def _order(run: RunSpec) -> dict[str, Any]:
     """What of the data decides which samples there are."""
-    return run.data.model_dump(exclude={"eval_source"})
+    return run.data.model_dump()
 
 
 def check_model(document: Manifest, run: RunSpec) -> None:

@@ -70,8 +70,11 @@ class Evaluated:
 
     step: int
     at: float  # Unix seconds
-    loss: float
+    loss: float  # over all tokens
     tokens: int
+    sources: tuple[tuple[str, float, int], ...] = ()  # (name, loss, tokens) of each
+    best: tuple[int, float] | None = None  # step and metric of the best one so far
+    worse: int = 0  # evaluations since, this one included
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

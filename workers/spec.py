@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -55,7 +56,6 @@ class DataSpec(Spec):
     )
     tokenizer: str = Field(default="byte", description="`byte`, or the path or URI of a tokenizer.json")
     text_field: str = "text"
-    eval_source: str | None = Field(default=None, description="text to evaluate on, as source; default none")
 
     @model_validator(mode="after")
     def _one_or_several(self) -> DataSpec:
@@ -66,6 +66,52 @@ class DataSpec(Spec):
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"sources names {twice} twice; give it the weight of both")
         return self
+
+
+class EvalSource(Spec):
+    """Text that is evaluated apart from the others, under a name of its own."""
+
+    source: str
+    name: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="default the last part of source, up to its point"
+    )
+    text_field: str = "text"
+
+    @property
+    def label(self) -> str:
+        last = self.source.rstrip("/").rpartition("/")[2]
+        return self.name or re.sub(r"[^A-Za-z0-9_-]+", "-", last.partition(".")[0].rpartition(":")[2])[:64] or "text"
+
+
+class EvalSpec(Spec):
+    """How good the model is on text that it is not trained on; every `every` steps, and after the last."""
+
+    data: tuple[EvalSource, ...] = Field(min_length=1, max_length=64)
+    every: int = Field(default=100, gt=0, description="steps between evaluations")
+    batches: int = Field(
+        default=8, gt=0, description="of global_batch samples of each source; of a smaller one, each sample once"
+    )
+    metric: str = Field(
+        default="loss", description="what decides which evaluation is best: loss, of all tokens; or a source's name"
+    )
+    keep_best: bool = Field(default=True, description="the best evaluation's state is saved, and stays")
+    patience: int | None = Field(
+        default=None, gt=0, description="evaluations in a row without a better one after which the run ends"
+    )
+    min_delta: float = Field(default=0.0, ge=0, description="nats by which a better one is lower")
+    only: bool = Field(default=False, description="evaluate once, where init_from says, and train nothing")
+
+    @model_validator(mode="after")
+    def _named_once(self) -> EvalSpec:
+        if twice := next((name for name in self.names if self.names.count(name) > 1), None):
+            raise ValueError(f"data names {twice} twice; give each source a name of its own")
+        if self.metric != "loss" and self.metric not in self.names:
+            raise ValueError(f"metric {self.metric} is no source; use loss, {', '.join(self.names)}")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        return [one.label for one in self.data]
 
 
 class SpikeSpec(Spec):
@@ -113,8 +159,6 @@ class TrainSpec(Spec):
         "checkpoint and leave out all samples since",
     )
     spikes: SpikeSpec = SpikeSpec()
-    eval_every: int = Field(default=100, gt=0, description="steps between evaluations on data.eval_source")
-    eval_batches: int = Field(default=8, gt=0, description="of global_batch samples, in an evaluation")
     compile: bool = Field(default=False, description="of each block, by torch.compile")
     traffic_every: int = Field(
         default=0, ge=0, description="steps between counts of collectives and bytes by mesh axis; 0: never"
@@ -368,6 +412,7 @@ class RunSpec(Spec):
     train: TrainSpec
     parallel: ParallelLayout = ParallelLayout()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    eval: EvalSpec | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> RunSpec:

@@ -27,7 +27,6 @@ from workers.parallel import mesh
 from workers.pulse import Pulse
 from workers.replay import Corrupted, Replay
 from workers.reports import (
-    Evaluated,
     Finished,
     LossSpiked,
     Moved,
@@ -36,9 +35,10 @@ from workers.reports import (
     StepDone,
     StepSkipped,
 )
-from workers.spec import Assignment, RunSpec
+from workers.spec import Assignment
 from workers.throughput import Throughput
 from workers.traffic import Traffic
+from workers.validation import Validation
 from workers.wishes import Wishes
 
 Listener = Callable[[Report], None]
@@ -78,7 +78,7 @@ def train(
         finally:
             saver.close()
     step = loop.cursor.step
-    tell(Finished(rank, step) if step == run.train.steps else Paused(rank, step))
+    tell(Finished(rank, step) if loop.over() else Paused(rank, step))
 
 
 class Loop:
@@ -98,7 +98,8 @@ class Loop:
         self.assignment, self.storage, self.build, self.tell = assignment, storage, build, tell
         self.wishes, self.heard = wishes, heard
         self.corpus, self.saver, self.run_spec = corpus, saver, assignment.run
-        self.other = evaluation(self.run_spec)
+        asked = self.run_spec.eval
+        self.validation = None if asked is None else Validation(self.run_spec, asked)
         layout = self.run_spec.parallel
         self.bubble = bubble.fraction(layout, max(layout.runs(self.run_spec.train.global_batch)))
         self.traffic: dict[str, dict[str, int]] | None = None
@@ -113,11 +114,23 @@ class Loop:
         self.pulse = Pulse(self.engine.device)
         self.rhythm = Rhythm(self.run_spec.checkpoint.snapshot_every, assignment.world, self.cursor.step)
 
+    def over(self) -> bool:
+        """Whether nothing is left to do: after the last step, or where it ends early."""
+        judges = self.validation
+        ends = judges is not None and (judges.spec.only or judges.enough(self.cursor))
+        return ends or self.cursor.step >= self.run_spec.train.steps
+
     def run(self) -> None:
+        if self.validation is not None and self.validation.spec.only:
+            self.validate(self.validation)
+            return
+        self.train()
+
+    def train(self) -> None:
         train, every = self.run_spec.train, self.run_spec.checkpoint.every_steps
         speed = Throughput.of(self.run_spec, self.engine.vocabulary, mesh.name_of(self.engine.device))
         self.save_unpublished()
-        while self.cursor.step < train.steps:
+        while not self.over():
             beat = self.pulse.beat()
             outcome = self.step()
             if not outcome.finite:
@@ -138,10 +151,11 @@ class Loop:
                 self.check_drift()
             if self.replay is not None and step % train.replay_every == 0:
                 self.check_replay(self.replay)
-            if self.other is not None and step % train.eval_every == 0:
-                self.evaluate(self.other)
+            better = False
+            if self.validation is not None and self.validation.due(step):
+                better = self.validate(self.validation)
             agreed = Note(*outcome.aside)
-            self.save(agreed, due=step % every == 0 or step == train.steps)
+            self.save(agreed, due=step % every == 0 or better or self.over())
             if agreed.pausing:
                 return
 
@@ -277,14 +291,12 @@ class Loop:
             raise error
         self.verified = step
 
-    def evaluate(self, corpus: Corpus) -> None:
-        batch, losses, tokens = self.run_spec.train.global_batch, 0.0, 0
-        for number in range(self.run_spec.train.eval_batches):
-            share = self.engine.share(number * batch)
-            loss, count = self.engine.evaluate(*corpus.batch(*share), corpus.starts(*share))
-            losses, tokens = losses + loss * count, tokens + count
+    def validate(self, validation: Validation) -> bool:
+        """Whether this state is to be kept as the best so far."""
+        told, best = validation.evaluate(self.engine, self.cursor)
         if self.leads:
-            self.tell(Evaluated(self.cursor.step, time.time(), losses / max(1, tokens), tokens))
+            self.tell(told)
+        return best and validation.spec.keep_best
 
     def save(self, agreed: Note, due: bool) -> None:
         """To storage where that is due or wished for, to memory where all agreed to; before a pause to one of them."""
@@ -304,7 +316,7 @@ class Loop:
         step, run = self.cursor.step, self.run_spec
         origin = (self.assignment.origin[1],) if self.assignment.origin else ()
         published = {manifest.step_of(path) for path in (*self.assignment.resume, *origin)}
-        if step in (0, *published) or (step % run.checkpoint.every_steps and step < run.train.steps):
+        if step in (0, *published) or (step % run.checkpoint.every_steps and not self.over()):
             return
         self.keep(durable=True, snapshot=False)
 
@@ -316,14 +328,6 @@ class Loop:
         told = self.cursor.told() if self.leads else {}
         slices = engine.slices(state)
         self.saver.save(self.cursor.step, state, slices, header, durable=durable, snapshot=snapshot, told=told)
-
-
-def evaluation(run: RunSpec) -> Corpus | None:
-    """The other text, cut and ordered as the one that is trained on."""
-    if run.data.eval_source is None:
-        return None
-    data = run.data.model_copy(update={"source": run.data.eval_source})
-    return Corpus(data, run.model.seq_len, run.train.seed)
 
 
 def quieten(device: str) -> None:

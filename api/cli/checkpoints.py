@@ -107,6 +107,27 @@ def fork(
 
 
 @app.command()
+def evaluate(
+    context: typer.Context,
+    uid: Uid,
+    step: MaybeStep = None,
+    attempt: Attempt = None,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]URI", help="text to measure the loss on; repeat it for more")
+    ] = None,
+    batches: Annotated[int, typer.Option(help="global batches of each; a smaller source is measured whole")] = 8,
+) -> None:
+    """Begin a job that measures the loss of one on other text, and trains nothing."""
+    if not data:
+        raise errors.UserError("--data names the text to evaluate on", hint="--data web=s3://bucket/valid.parquet")
+    sources = [_named(one) for one in data]
+    job = connection.client(context).fork(
+        uid, step, attempt, {"eval": {"data": sources, "batches": batches, "only": True}}
+    )
+    typer.echo(f"submitted {job.uid}, which evaluates step {job.spec['init_from']['step']} of {uid}")
+
+
+@app.command()
 def export(
     context: typer.Context,
     uid: Uid,
@@ -123,6 +144,13 @@ def export(
     answer = _answer(client, uid, client.export(uid, to, step, attempt, dtype), no_wait)
     if answer is not None and answer.type == "CheckpointExportFailed":
         raise typer.Exit(1)
+
+
+def _named(text: str) -> dict[str, str]:
+    """`web=/data/web.txt`, or without a name; a URI may have signs of equality later."""
+    name, equals, source = text.partition("=")
+    named = bool(equals) and "/" not in name and ":" not in name
+    return {"name": name, "source": source} if named else {"source": text}
 
 
 def overrides(changes: list[str]) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def _facts(view: JobView) -> Table:
         facts.add_row("loss", f"{first} at first, {progress.loss:.4f} now")
     if progress.eval_step is not None:
         loss = tables.number(progress.eval_loss, ".4f")
-        facts.add_row("evaluation", f"loss {loss} on other text, after step {progress.eval_step}")
+        best = "" if progress.eval_best is None else f"; best {progress.eval_best:.4f} after {progress.eval_best_step}"
+        facts.add_row("evaluation", f"loss {loss} on other text, after step {progress.eval_step}{best}")
     if status.layout is not None:
         nodes = ", ".join(dict.fromkeys(place.node for place in status.placement))
         on = f", on {nodes}" if nodes else ""

@@ -463,9 +463,12 @@ class Evaluated:
     uid: str
     attempt: int
     step: int
-    loss: float
+    loss: float  # over all tokens
     tokens: int
     at: float
+    sources: tuple[tuple[str, float, int], ...] = ()  # (name, loss, tokens) of each
+    best: tuple[int, float] | None = None  # step and metric of the best one so far
+    worse: int = 0  # evaluations since, this one included
 
 
 GangEvent = (

@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, ValidationInfo,
 from service.contracts.errors import UserError
 from service.contracts.runtime import Runtime
 from workers.models.spec import ModelSpec, Spec
-from workers.spec import CheckpointSpec, DataSpec, ParallelLayout, RunSpec, TrainSpec, check_layout
+from workers.spec import CheckpointSpec, DataSpec, EvalSpec, ParallelLayout, RunSpec, TrainSpec, check_layout
 
 NAME_RULE = "1 to 63 lower-case letters, digits and dashes, with no dash at an end"
 
@@ -160,6 +160,7 @@ class JobSpec(Spec):
     parallel: Parallel = "auto"  # below the fields that it is checked against
     placement: PlacementPolicy = PlacementPolicy()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    eval: EvalSpec | None = Field(default=None, description="other text to measure the loss on; null: none")
     budgets: Budgets = Budgets()
     runtime: Runtime = Runtime()
     queue: str = Field(default="default", pattern=NAME, description=NAME_RULE)
@@ -178,9 +179,23 @@ class JobSpec(Spec):
             check_layout(value, others["model"], others["train"], others["resources"].slots)
         return value
 
+    @model_validator(mode="after")
+    def _something_to_evaluate(self) -> JobSpec:
+        if self.eval and self.eval.only and self.init_from is None:
+            raise ValueError("eval.only evaluates what init_from names, and that is missing")
+        return self
+
+    @property
+    def batches_evaluated(self) -> int:
+        """In one evaluation, at most."""
+        return len(self.eval.data) * self.eval.batches if self.eval else 0
+
     def run(self, layout: ParallelLayout) -> RunSpec:
         """What the ranks of an attempt under `layout` are told."""
-        return RunSpec(model=self.model, data=self.data, train=self.train, parallel=layout, checkpoint=self.checkpoint)
+        return RunSpec(
+            model=self.model, data=self.data, train=self.train, parallel=layout, checkpoint=self.checkpoint,
+            eval=self.eval,
+        )  # fmt: skip
 
 
 def parse_job(value: Any) -> JobSpec:

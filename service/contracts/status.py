@@ -60,6 +60,8 @@ class Progress(View):
     loss_first: float | None = None
     eval_loss: float | None = None  # on other text than is trained on, when it was last told
     eval_step: int | None = None  # after which it was
+    eval_best: float | None = None  # the lowest eval.metric so far
+    eval_best_step: int | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
 

@@ -7,6 +7,7 @@ import math
 
 from service.contracts.events import Fault
 from service.contracts.job import Phase
+from service.core import progress
 from service.core.state import Job
 
 
@@ -17,6 +18,7 @@ class Limits:
     placing_s: float = 120.0
     probing_s: float = 300.0  # more, where a job has its nodes probed first
     starting_s: float = 180.0
+    evaluated_s: float = 10.0  # and for each batch of a job that only evaluates: no step of it says how long one takes
     step_s: float = 60.0
     step_factor: float = 5.0  # times a recent step, where that is longer than step_s
     learned_s: float = 20.0  # instead of step_s, once an attempt has completed as many steps as `learned_steps`
@@ -41,14 +43,15 @@ def limit(phase: Phase, job: Job, limits: Limits = DEFAULT) -> float:
     if phase is Phase.PLACING:
         return limits.placing_s + (limits.probing_s if probes(job) else 0.0)
     if phase is Phase.STARTING:
-        return limits.starting_s
+        only = job.spec.eval is not None and job.spec.eval.only
+        return limits.starting_s + (limits.evaluated_s * job.spec.batches_evaluated if only else 0.0)
     if phase is not Phase.RUNNING:
         return math.inf
     known = job.resumed_step is not None and job.step - job.resumed_step >= limits.learned_steps
     least = min(limits.step_s, limits.learned_s) if known else limits.step_s
     learned = max(least, limits.step_factor * (job.step_s or 0.0))
     learned += _evaluation_s(job)
-    return max(learned, limits.saving_s) if job.step >= job.spec.train.steps else learned
+    return max(learned, limits.saving_s) if job.step >= progress.last_step(job) else learned
 
 
 def probes(job: Job) -> bool:
@@ -58,9 +61,9 @@ def probes(job: Job) -> bool:
 
 def _evaluation_s(job: Job) -> float:
     """What an evaluation after the newest step takes at most: each of its batches less than a step."""
-    train = job.spec.train
-    due = job.spec.data.eval_source is not None and job.step > 0 and job.step % train.eval_every == 0
-    return train.eval_batches * (job.step_s or 0.0) if due else 0.0
+    asked, step = job.spec.eval, job.step
+    due = asked is not None and step > 0 and (step % asked.every == 0 or step >= job.spec.train.steps)
+    return job.spec.batches_evaluated * (job.step_s or 0.0) if due else 0.0
 
 
 def overdue(job: Job, at: float, limits: Limits = DEFAULT) -> Fault | None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from service.contracts.events import Step
+from service.contracts.events import Evaluated, Step
 from service.core import incidents
 from service.core.state import Job, Tier
 
@@ -55,9 +55,23 @@ def completed(job: Job, steps: Sequence[Step], at: float) -> Job:
     return _counted(job, new) if new else job
 
 
-def evaluated(job: Job, step: int, loss: float, at: float) -> Job:
+def evaluated(job: Job, event: Evaluated) -> Job:
     """The newest word counts: an attempt that does the step again says it again."""
-    return dataclasses.replace(seen(job, at), eval_step=step, eval_loss=loss if math.isfinite(loss) else None)
+    loss = event.loss if math.isfinite(event.loss) else None
+    return dataclasses.replace(
+        seen(job, event.at), eval_step=event.step, eval_loss=loss, eval_best=event.best, eval_worse=event.worse
+    )
+
+
+def ends_early(job: Job) -> bool:
+    """Whether its evaluations have become no better for as long as it has patience."""
+    patience = job.spec.eval.patience if job.spec.eval else None
+    return patience is not None and job.eval_worse >= patience and job.step < job.spec.train.steps
+
+
+def last_step(job: Job) -> int:
+    """After which it is over, as far as is known."""
+    return job.step if ends_early(job) or (job.spec.eval and job.spec.eval.only) else job.spec.train.steps
 
 
 def seen(job: Job, at: float) -> Job:

@@ -202,10 +202,10 @@ def slowness(event: events.StragglerFound) -> str:
 def finished(job: Job, event: events.GangFinished, limits: Limits) -> Outcome:
     if _leaves(job):
         return Outcome(job)
-    reason = f"attempt {job.attempt} completed all {job.spec.train.steps} steps"
+    reason = f"attempt {job.attempt} {_done(job, 'completed ')}"
     after = job
     if job.resumed_step is None:  # it went from loading to its end: nothing was left to do
-        after = progress.resumed(job, job.spec.train.steps, event.at)
+        after = progress.resumed(job, progress.last_step(job), event.at)
     after = dataclasses.replace(after, incidents=incidents.closed(after.incidents, job.attempt, event.at))
     commands, changes = stop(job, reason, keep=False)
     moved = move(
@@ -289,9 +289,15 @@ def spiked(job: Job, event: events.LossSpiked, limits: Limits) -> Outcome:
 
 def evaluated(job: Job, event: events.Evaluated, limits: Limits) -> Outcome:
     reason = f"evaluation after step {event.step}: loss {event.loss:.4f} over {event.tokens} tokens"
-    data = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
+    if len(event.sources) > 1:
+        reason += f" ({', '.join(f'{name} {loss:.4f}' for name, loss, _ in event.sources)})"
+    if event.best is not None:
+        reason += (
+            ", the best so far" if event.worse == 0 else f"; {event.best[1]:.4f} after step {event.best[0]} is best"
+        )
+    data = {"step": event.step, "loss": event.loss, "tokens": event.tokens, "sources": event.sources}
     line = record(job, "Evaluated", reason, event.at, data)
-    return Outcome(progress.evaluated(job, event.step, event.loss, event.at), (), (line,))
+    return Outcome(progress.evaluated(job, event), (), (line,))
 
 
 def changed(job: Job, event: events.SpecChanged, limits: Limits) -> Outcome:
@@ -369,7 +375,7 @@ def _broken(job: Job, faults: Sequence[events.Fault], at: float) -> Outcome:
 def _ended(job: Job, phase: Phase, at: float) -> Outcome:
     elapsed = at - job.submitted_at
     reasons = {
-        Phase.SUCCEEDED: f"all {job.spec.train.steps} steps in {elapsed:.1f} s, "
+        Phase.SUCCEEDED: f"{_done(job)} in {elapsed:.1f} s, "
         f"goodput {goodput(job.productive_s, job.submitted_at, at):.2f}{_unsaved(job)}",
         Phase.FAILED: job.reason,
         Phase.CANCELLED: f"cancelled after step {job.step} by request; it holds no slots",
@@ -379,9 +385,21 @@ def _ended(job: Job, phase: Phase, at: float) -> Outcome:
     return move(over, phase, f"Job{phase.capitalize()}", reasons[phase], at, free)
 
 
+def _done(job: Job, verb: str = "") -> str:
+    """What a job that succeeded did."""
+    asked, steps = job.spec.eval, job.spec.train.steps
+    if asked is not None and asked.only:
+        loss = "no number" if job.eval_loss is None else f"{job.eval_loss:.4f}"
+        return f"evaluated step {job.step}: loss {loss}"
+    if not progress.ends_early(job) or asked is None or job.eval_best is None:
+        return f"{verb}all {steps} steps"
+    best = f"{job.eval_best[1]:.4f} after step {job.eval_best[0]}"
+    return f"stopped after step {job.step} of {steps}, {asked.patience} evaluations without a better one than {best},"
+
+
 def _unsaved(job: Job) -> str:
     """That the last checkpoint could not be written is no failure, and nothing to be silent about."""
-    if job.checkpoint_step == job.spec.train.steps:
+    if job.checkpoint_step == progress.last_step(job) or (job.spec.eval and job.spec.eval.only):
         return ""
     newest = "there is no checkpoint" if job.checkpoint_step is None else f"the newest is of step {job.checkpoint_step}"
     return f"; its last checkpoint was not written, {newest}"

@@ -168,6 +168,8 @@ class Job:
     loss_first: float | None = None
     eval_loss: float | None = None  # as last told
     eval_step: int | None = None
+    eval_best: tuple[int, float] | None = None  # step and metric of the best one
+    eval_worse: int = 0  # evaluations since
     productive_s: float = 0.0  # own time of each step, counted once
     redone_s: float = 0.0  # own time of steps that were completed before
     spent: Spent = Spent()  # what no incident has

@@ -53,6 +53,8 @@ def _progress(job: Job) -> Progress:
         loss_first=job.loss_first,
         eval_loss=job.eval_loss,
         eval_step=job.eval_step,
+        eval_best=None if job.eval_best is None else job.eval_best[1],
+        eval_best_step=None if job.eval_best is None else job.eval_best[0],
         tokens_per_s=job.tokens_per_s,
         eta_s=max(0, job.spec.train.steps - job.step) * (job.step_s or 0.0) if running else None,
     )

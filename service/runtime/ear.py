@@ -104,8 +104,8 @@ class Ear:
                     events.append(StepSkipped(self.uid, self.attempt, step, action, reason, samples, at))
                 case reports.LossSpiked():
                     events.append(LossSpiked(self.uid, self.attempt, **{**dataclasses.asdict(what), "at": at}))
-                case reports.Evaluated(step=step, loss=loss, tokens=tokens):
-                    events.append(Evaluated(self.uid, self.attempt, step, loss, tokens, at))
+                case reports.Evaluated():
+                    events.append(Evaluated(self.uid, self.attempt, **{**dataclasses.asdict(what), "at": at}))
                 case reports.Moved(rank=rank, step=step, pulse_s=pulse_s):
                     self.at_step[rank] = max(step, 0)
                     self.times.add(what)

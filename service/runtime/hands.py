@@ -291,7 +291,8 @@ class Hands:
         nbytes = sum(record.nbytes for record in complete.records)
         self._tell(events.CheckpointPublished(job.uid, job.attempt, complete.step, path, time.time(), nbytes))
         try:
-            publisher.retain({*job.rejected, *undone(storage, job.restored)}, self.loading.get(job.uid, ()))
+            best = job.eval_best[0] if job.eval_best and job.spec.eval and job.spec.eval.keep_best else None
+            publisher.retain({*job.rejected, *undone(storage, job.restored)}, self.loading.get(job.uid, ()), best)
         except OSError as error:
             log.warning("old checkpoints of %s could not be removed: %s", job.uid, error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ from service.store.records import Changes, CheckpointRow, Intent, JobUpdate, Log
 from workers.checkpoint.manifest import key_of
 from workers.spec import ParallelLayout
 
+LARGEST = 700.0  # loss whose perplexity is still a float
+
 
 def job(job: Job) -> JobUpdate:
     told = status.status(job).model_dump(mode="json")
@@ -54,8 +57,7 @@ def metrics(events: Iterable[Event]) -> list[MetricRow]:
                 for attempt, step in event.steps
             ]
         elif isinstance(event, Evaluated):
-            figures = {"eval_loss": event.loss, "eval_tokens": event.tokens}
-            rows.append(MetricRow(event.uid, event.step, event.attempt, event.at, figures, beside=True))
+            rows.append(MetricRow(event.uid, event.step, event.attempt, event.at, _evaluation(event), beside=True))
     return rows
 
 
@@ -82,6 +84,18 @@ def restore(intent: Intent, known: Iterable[CheckpointRow], at: float) -> Restor
     newer = tuple(row.manifest for row in known if (row.step, row.attempt) > (step, attempt) and not row.rejected)
     skip = int(intent.data.get("skip_samples") or 0)
     return RestoreRequested(intent.job, step, attempt, intent.data["manifest"], newer, at, skip)
+
+
+def _evaluation(event: Evaluated) -> dict[str, Any]:
+    by_source = {name: _measured(loss, tokens) for name, loss, tokens in event.sources}
+    whole = {f"eval_{name}": value for name, value in _measured(event.loss, event.tokens).items()}
+    return whole | ({"eval": by_source} if by_source else {})
+
+
+def _measured(loss: float, tokens: int) -> dict[str, float]:
+    """Perplexity: the exponential of the mean loss by token."""
+    perplexity = math.exp(loss) if loss < LARGEST else math.inf
+    return {"loss": loss, "tokens": tokens, "perplexity": perplexity}
 
 
 def _figures(step: Step) -> dict[str, Any]:

@@ -142,9 +142,9 @@ def test_data_that_is_not_there(source: str, says: str) -> None:
 )
 def test_data_to_evaluate_on_has_the_same_rules(source: str, says: str) -> None:
     with pytest.raises(errors.UserError, match=says) as refused:
-        checks.submission(parse_job(job({"data.eval_source": source})), [], ["/srv/runs"])
-    assert refused.value.field == "data.eval_source"
-    checks.submission(parse_job(job({"data.eval_source": "builtin:topics"})), [], ["/srv/runs"])
+        checks.submission(parse_job(job({"eval": {"data": [{"source": source}]}})), [], ["/srv/runs"])
+    assert refused.value.field == "eval.data.0.source"
+    checks.submission(parse_job(job({"eval": {"data": [{"source": "builtin:topics"}]}})), [], ["/srv/runs"])
 
 
 def test_a_tokenizer_that_is_not_there() -> None:

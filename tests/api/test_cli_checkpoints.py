@@ -111,6 +111,17 @@ def test_restore(run: Run, world: World, uid: str) -> None:
     assert (done.exit_code, f"phalanx checkpoint fork {uid}" in done.stderr) == (2, True)
 
 
+def test_evaluate(run: Run, world: World, uid: str) -> None:
+    done = run("evaluate", uid, "5", "--data", "topics=builtin:topics", "--batches", "3")
+    assert done.exit_code == 0, done.stderr
+    made = done.stdout.split()[1].strip(",")
+    spec = world.store.job(made).spec
+    assert done.stdout == f"submitted {made}, which evaluates step 5 of {uid}\n"
+    asked = {"source": "builtin:topics", "name": "topics", "text_field": "text"}
+    assert (spec["eval"]["data"], spec["eval"]["batches"], spec["eval"]["only"]) == ([asked], 3, True)
+    assert run("evaluate", uid).exit_code == 2
+
+
 def test_fork(run: Run, world: World, uid: str) -> None:
     done = run("fork", uid, "5", "--name", "other", "--set", "train.steps=50", "--set", "checkpoint.keep=7")
     assert done.exit_code == 0

@@ -52,7 +52,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ),
     ({"parallel": {"dp": 2, "pp": 2, "tp": 2}}, "parallel", "needs 8 slots, not 4", "Layouts that work on 4 slots"),
     ({"data.source": "/no/such.txt"}, "data.source", "matches no file", "builtin:topics"),
-    ({"data.eval_source": "/no/such.txt"}, "data.eval_source", "matches no file", "builtin:topics"),
+    ({"eval": {"data": [{"source": "/no/such.txt"}]}}, "eval.data.0.source", "matches no file", "builtin:topics"),
     ({"data.tokenizer": "/no/such.json"}, "data.tokenizer", "is not there", "byte"),
     ({"checkpoint.root": "/etc"}, "checkpoint.root", "not under a storage root", "leave it out"),
     ({"checkpoint.root": "http://host/x"}, "checkpoint.root", "can't be used", "s3://"),

@@ -32,13 +32,15 @@ TRAIN = {"steps": 3, "global_batch": 12, "learning_rate": 1e-2, "precision": "fl
 
 
 def spec(**changes: Any) -> RunSpec:
-    """A tiny run in float64; `layout`, `train`, `model` and `checkpoint` change single fields."""
+    """A tiny run in float64; `layout`, `train`, `model` and `checkpoint` change single fields; `data` and
+    `eval` are whole."""
     return RunSpec.model_validate({
         "model": MODEL | changes.get("model", {}),
         "data": changes.get("data", {}),
         "train": TRAIN | changes.get("train", {}),
         "parallel": changes.get("layout", {}),
         "checkpoint": changes.get("checkpoint", {}),
+        "eval": changes.get("eval"),
     })  # fmt: skip
 
 

@@ -299,7 +299,8 @@ def test_T22_an_impossible_layout_is_refused_with_those_that_work(
 def test_an_evaluation_changes_nothing(pool: Pool, tmp_path: Path) -> None:
     text = tmp_path / "other.txt"
     text.write_text("It was a bright cold day. " * 100)
-    changes = {"train": {"steps": 6, "eval_every": 2, "eval_batches": 2}, "model": {"dropout": 0.1}}
+    asked = {"data": [{"source": str(text)}], "every": 2, "batches": 2}
+    changes = {"train": {"steps": 6}, "model": {"dropout": 0.1}}
     found = {}
     for name, layout in {
         "one": {},
@@ -307,7 +308,7 @@ def test_an_evaluation_changes_nothing(pool: Pool, tmp_path: Path) -> None:
         "v": {"pp": 2, "vpp": 2, "schedule": "zbv"},
         "zero": {"dp": 3, "zero": 3},
     }.items():
-        run = runs.spec(layout=layout, data={"eval_source": str(text)}, **changes)
+        run = runs.spec(layout=layout, eval=asked, **changes)
         said = pool.run(run.parallel.world, runs.train, str(tmp_path / name), run, 1, ())
         figures = [(report.step, report.loss, report.tokens) for report in said[0] if isinstance(report, Evaluated)]
         assert [(step, tokens) for step, _, tokens in figures] == [(step, 2 * 12 * 16) for step in (2, 4, 6)]

@@ -43,6 +43,7 @@ def test_what_a_checkpoint_keeps() -> None:
         "samples": 16,
         "ledger": [{"attempt": 1, "start": 0, "end": 16}],
         "losses": [],
+        "evaluated": {"best": None, "worse": 0},
         "seed": 7,
         "data": {
             "source": "builtin:topics",

@@ -42,11 +42,13 @@ class Publisher:
         )  # fmt: skip
         return manifest.publish(self.storage, document)
 
-    def retain(self, rejected: Collection[str] = (), protect: Collection[str] = ()) -> list[str]:
+    def retain(
+        self, rejected: Collection[str] = (), protect: Collection[str] = (), best: int | None = None
+    ) -> list[str]:
         """Remove the checkpoints that need not stay; what was removed. Of manifests' paths, `rejected` ones are no good
-        and `protect` ones stay.
+        and `protect` ones stay; and so does the step of the `best` evaluation.
         """
-        return self.retention.apply(rejected, protect)
+        return self.retention.apply(rejected, protect, best)
 
 
 def newest_attempt(storage: Storage) -> int:

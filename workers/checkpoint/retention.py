@@ -67,8 +67,9 @@ class Decision:
     gone: Mapping[str, str]
 
 
-def kept(known: Sequence[Known], policy: Policy, held: Collection[str] = ()) -> Decision:
-    """What stays and what goes. One that is no good isn't counted, and goes when the newest good ones are all newer."""
+def kept(known: Sequence[Known], policy: Policy, held: Collection[str] = (), best: int | None = None) -> Decision:
+    """What stays and what goes. One that is no good isn't counted, and goes when the newest good ones are all newer.
+    `best`: step of the best evaluation, which stays."""
     newest_first = sorted(known, key=_age, reverse=True)
     good = [one for one in newest_first if one.good]
     newest = good[: max(policy.keep, LEAST)]
@@ -82,6 +83,8 @@ def kept(known: Sequence[Known], policy: Policy, held: Collection[str] = ()) -> 
             stays[one.path] = f"no good, but not older than the newest {len(newest)} good ones"
         elif one.good and policy.keep_every and one.step % policy.keep_every == 0:
             stays[one.path] = f"step {one.step} is a multiple of {policy.keep_every}"
+        elif one.good and one.step == best:
+            stays[one.path] = f"step {one.step} has the best evaluation"
         else:
             goes[one.path] = f"{'' if one.good else 'no good and '}older than the newest {len(newest)} good ones"
     return Decision(stays, goes)
@@ -137,10 +140,13 @@ class Retention:
         self._homes: dict[str, str] = {}  # of checkpoints whose shards were all there: the folder they are in
         self._swept_at = float("-inf")
 
-    def apply(self, rejected: Collection[str] = (), protect: Collection[str] = ()) -> list[str]:
-        """Remove what need not stay; what was removed. `rejected` are no good; `protect` stays as what is held does."""
+    def apply(
+        self, rejected: Collection[str] = (), protect: Collection[str] = (), best: int | None = None
+    ) -> list[str]:
+        """Remove what need not stay; what was removed. `rejected` are no good; `protect` stays as what is held does;
+        the step of the `best` evaluation too."""
         known = self._known(rejected)
-        decision = kept(known, self.policy, held(self.storage, self.clock()) | set(protect))
+        decision = kept(known, self.policy, held(self.storage, self.clock()) | set(protect), best)
         for path in decision.gone:
             self.storage.delete(path)
         sweeping = self.clock() >= self._swept_at + SWEEP_S

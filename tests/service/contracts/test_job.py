@@ -12,8 +12,8 @@ from workers.spec import ParallelLayout
 
 GONE = object()
 FIELDS = (
-    "budgets, checkpoint, data, deadline_s, init_from, labels, model, name, parallel, placement, priority, queue, "
-    "resources, runtime, train"
+    "budgets, checkpoint, data, deadline_s, eval, init_from, labels, model, name, parallel, placement, priority, "
+    "queue, resources, runtime, train"
 )
 LAYOUT = ", ".join(sorted(ParallelLayout.model_fields))
 

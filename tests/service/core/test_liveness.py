@@ -60,10 +60,22 @@ def test_a_limit_is_learned(step_s: float | None, resumed: int | None, step: int
      ("builtin:topics", 10, 600)],
 )  # fmt: skip
 def test_an_evaluation_has_its_time(source: str | None, step: int, seconds: float) -> None:
-    train = {"steps": 10, "global_batch": 16, "eval_every": 2 if step != 5 else 4, "eval_batches": 50}
-    spec = world.job_spec(data={"eval_source": source}, train=train)
+    asked = {"data": [{"source": source}], "every": 2 if step != 5 else 4, "batches": 50} if source else None
+    spec = world.job_spec(eval=asked, train={"steps": 10, "global_batch": 16})
     evaluating = Job("a", 1, spec, 0.0, Phase.RUNNING, step_s=2.0, step=step, progress_at=100.0)
     assert liveness.limit(Phase.RUNNING, evaluating) == seconds
+
+
+def test_who_only_evaluates_has_time_for_each_batch_as_it_starts() -> None:
+    asked = {"data": [{"source": "a.txt"}, {"source": "b.txt"}], "batches": 50, "only": True}
+    spec = world.job_spec(eval=asked, init_from={"huggingface": "/models/a"})
+    assert liveness.limit(Phase.STARTING, Job("a", 1, spec, 0.0, Phase.STARTING)) == 180 + 2 * 50 * 10
+
+
+def test_after_an_early_end_its_last_checkpoint_has_its_time() -> None:
+    spec = world.job_spec(eval={"data": [{"source": "a.txt"}], "every": 3, "patience": 2}, train={"steps": 100})
+    own = Job("a", 1, spec, 0.0, Phase.RUNNING, step_s=1.0, step=10, progress_at=100.0)
+    assert [liveness.limit(Phase.RUNNING, dataclasses.replace(own, eval_worse=worse)) for worse in (1, 2)] == [60, 600]
 
 
 @pytest.mark.parametrize(

@@ -684,6 +684,32 @@ def test_an_evaluation_is_kept_and_told(loss: float, kept: float | None, says: s
     codec.dump(here.job())
 
 
+def test_an_evaluation_names_its_sources_and_the_best() -> None:
+    here = World(world.fleet(1))
+    here.bring(RU)
+    sources = (("web", 2.0, 96), ("code", 3.0, 32))
+    told = {"loss": 2.25, "tokens": 128, "sources": sources}
+    (record,) = here.gang(events.Evaluated, step=4, best=(4, 2.25), **told).records
+    assert record.reason.endswith("loss 2.2500 over 128 tokens (web 2.0000, code 3.0000), the best so far")
+    (record,) = here.gang(events.Evaluated, step=8, best=(4, 2.25), worse=1, **told).records
+    assert record.reason.endswith("(web 2.0000, code 3.0000); 2.2500 after step 4 is best")
+
+
+def test_a_run_that_becomes_no_better_ends_early_and_says_so() -> None:
+    here = World(world.fleet(1))
+    here.submit(job=world.job_spec(eval={"data": [{"source": "a.txt"}], "every": 1, "patience": 2}))
+    here.start()
+    here.steps(1, 3)
+    here.gang(events.Evaluated, step=3, loss=2.5, tokens=8, best=(1, 2.0), worse=2)
+    here.gang(events.CheckpointPublished, step=3, manifest="m3")
+    here.gang(events.GangFinished)
+    here.stopped()
+    assert here.job().phase is Phase.SUCCEEDED
+    told = "stopped after step 3 of 10, 2 evaluations without a better one than 2.0000 after step 1, in"
+    assert here.job().reason.startswith(told)
+    assert "not written" not in here.job().reason
+
+
 def test_an_event_of_a_forgotten_job_is_dropped() -> None:
     here = World(world.fleet(1))
     assert here.tell(events.GangStopped("z", 1, here.now)).records == ()

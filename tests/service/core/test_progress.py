@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from service.contracts.events import Step
+from service.contracts.events import Evaluated, Step
 from service.core import progress
 from service.core.state import Incident, Job
 from tests.service.core import world
@@ -67,9 +67,12 @@ def test_progress_is_not_later_than_its_report() -> None:
 
 def test_an_evaluation_told_again_replaces_the_old_one_and_counts_nothing() -> None:
     one = progress.completed(progress.resumed(job(), 0, 100.0), steps(1, 8), 109.0)
-    two = progress.evaluated(progress.evaluated(one, 8, 2.5, 111.0), 4, 2.25, 112.0)
+    first = Evaluated("a", 1, 8, 2.5, 99, 111.0, (("web", 2.5, 99),), (2, 2.0), 3)
+    two = progress.evaluated(progress.evaluated(one, first), Evaluated("a", 1, 4, 2.25, 99, 112.0, (), (2, 2.0), 1))
     assert (two.eval_step, two.eval_loss, two.progress_at) == (4, 2.25, 112.0)
-    assert dataclasses.replace(two, eval_step=None, eval_loss=None, progress_at=one.progress_at) == one
+    assert (two.eval_best, two.eval_worse) == ((2, 2.0), 1)
+    before = {"eval_step": None, "eval_loss": None, "eval_best": None, "eval_worse": 0, "progress_at": one.progress_at}
+    assert dataclasses.replace(two, **before) == one
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

@@ -5,6 +5,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import alembic.command
 import pytest
@@ -65,7 +66,7 @@ def test_a_store_of_the_first_tables_keeps_its_rows(url: str) -> None:
     with database.write() as connection:
         alembic.command.upgrade(schema.config(connection), "0001")
     rows = {
-        "jobs": {"uid": "a", "seq": 1, "name": "n", "phase": "running", "reason": "", "spec": "{}", "status": "{}",
+        "jobs": {"uid": "a", "seq": 1, "name": "n", "phase": "running", "reason": "", "spec": {}, "status": {},
                  "created_at": 1.0, "updated_at": 1.0, "cancel_requested": True},
         "intents": {"job": "a", "kind": "cancel", "at": 1.0, "done": False},
         "checkpoints": {"job": "a", "step": 4, "attempt": 1, "manifest": "m4", "published_at": 2.0},
@@ -82,6 +83,39 @@ def test_a_store_of_the_first_tables_keeps_its_rows(url: str) -> None:
     store.close()
 
 
+OLD = {"data": {"source": "s", "eval_source": "e.txt"}, "train": {"steps": 9, "eval_every": 4, "eval_batches": 2}}
+NEW = {
+    "data": {"source": "s"},
+    "train": {"steps": 9},
+    "eval": {"data": [{"source": "e.txt"}], "every": 4, "batches": 2, "keep_best": False},
+}
+OF_OTHERS = {"data": {"source": "s"}, "train": {"steps": 9}}
+
+
+def test_what_a_job_evaluates_on_becomes_a_section_and_goes_back(url: str) -> None:
+    before = {"a": OLD, "b": {"data": {**OLD["data"], "eval_source": None}, "train": OLD["train"]}}
+    jobs = sa.table("jobs", *(sa.column(name, models.jobs.c[name].type) for name in ("uid", "spec", "core")))
+
+    def stored() -> dict[str, Any]:
+        with database.read() as connection:
+            return {uid: (spec, core) for uid, spec, core in connection.execute(sa.select(jobs))}
+
+    store = Store.open(url)
+    for uid, spec in before.items():
+        store.submit(spec, "n", uid=uid, at=1.0, status={})
+    store.close()
+    database = Database(url)
+    with database.write() as connection:
+        connection.execute(sa.update(jobs).where(jobs.c.uid == "a").values(core={"uid": "a", "spec": OLD}))
+        alembic.command.stamp(schema.config(connection), "0010")
+    Store.open(url).close()
+    assert stored() == {"a": (NEW, {"uid": "a", "spec": NEW}), "b": ({**OF_OTHERS, "eval": None}, None)}
+    with database.write() as connection:
+        alembic.command.downgrade(schema.config(connection), "0010")
+    assert stored() == {"a": (OLD, {"uid": "a", "spec": OLD}), "b": (OF_OTHERS, None)}
+    database.close()
+
+
 def test_the_next_revision_can_be_written(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/store.sqlite3"
     Store.open(url).close()
@@ -92,7 +126,7 @@ def test_the_next_revision_can_be_written(tmp_path: Path) -> None:
     alembic.command.revision(config, "Nothing new", autogenerate=True, rev_id="9999")
     text = (folder / "versions" / "9999_nothing_new.py").read_text()
     assert text.startswith('"""Nothing new."""')
-    assert "down_revision = '0010'" in text
+    assert "down_revision = '0011'" in text
     compile(text, "9999", "exec")
 
 

@@ -120,6 +120,13 @@ def test_decision(case):
     assert all({**decision.kept, **decision.gone}.values())
 
 
+def test_the_best_evaluation_stays():
+    known = [Known(manifest.path(step, 1), step, 1, good=step != 30) for step in (10, 20, 30, 40, 50)]
+    decision = kept(known, Policy(2), best=20)
+    assert decision.kept[manifest.path(20, 1)] == "step 20 has the best evaluation"
+    assert list(kept(known, Policy(2), best=30).gone) == [manifest.path(step, 1) for step in (30, 20, 10)]
+
+
 def test_of_one_step_the_newer_attempt_is_newer():
     known = [Known(manifest.path(5, attempt), 5, attempt, True) for attempt in (2, 11, 1)]
     assert list(kept(known, Policy(2)).gone) == [manifest.path(5, 1)]
