@@ -56,7 +56,16 @@ def continued(
     memory: Memory | None = None,
 ) -> tuple[Engine, Cursor]:
     """An engine at the newest checkpoint or snapshot that every rank could load and verify, or at the seed."""
-    engine, tried = build(), sources(assignment, storage, memory)
+    weights = ""  # what was loaded of those that the run begins with
+
+    def made() -> Engine:
+        nonlocal weights
+        engine = build()
+        if assignment.weights is not None and engine.run.model.lora is not None:  # its checkpoints lack them
+            weights = _pretrained(assignment.weights, engine)
+        return engine
+
+    engine, tried = made(), sources(assignment, storage, memory)
     for source in tried:
         document, cursor, problem = _opened(source, assignment)
         doubt = first_problem(problem)  # before anything is loaded: the same source on all ranks, or none
@@ -75,10 +84,11 @@ def continued(
     if tried:  # a refused checkpoint may have filled a part of it; two at once may not fit
         del engine
         gc.collect()
-        engine = build()
-    weights = None if assignment.weights is None else _pretrained(assignment.weights, engine)
+        engine = made()
+    if assignment.weights is not None and not weights:
+        weights = _pretrained(assignment.weights, engine)
     if assignment.rank == 0:
-        tell(Resumed(0, None, weights))
+        tell(Resumed(0, None, weights or None))
     return engine, Cursor(assignment.attempt)
 
 
@@ -88,7 +98,7 @@ def _pretrained(uri: str, engine: Engine) -> str:
     problem, told = "", ""
     try:
         found = Pretrained(uri, engine.run.model, engine.vocabulary)
-        engine.restore(found.fill, {"optimizer": {"steps": 0}})
+        engine.begin(found.fill)
         told = str(found.loaded())
     except (ValueError, OSError) as error:
         problem = str(error) or type(error).__name__

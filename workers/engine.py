@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from workers import flops, numerics
 from workers.blame import Blame, Sightings
-from workers.models import registry
+from workers.models import frozen, lora, registry
 from workers.models.decoder import initialise
 from workers.models.moe import MixtureOfExperts
 from workers.models.samples import Samples
@@ -68,17 +68,19 @@ class Engine:
         self.counts_loss, self.counts_tokens = tp == 0, tp == 0 and pp == 0
         self.scale = LossScale(run.train.precision)
         self.stages = pipeline.stages_of(pp, self.layout)
-        self.kind = registry.of(run.model)
+        self.rules = registry.rules(run.model)
+        self._check_names()
         self.cuts: dict[str, Cut] = {}
         self.experts = mesh.of_experts(self.layout, device) if run.model.experts else None
         self.spread = axes["replicate", "shard", "tp"]  # over which the state lies; to cut a mesh takes long
         self.experts_spread = None if self.experts is None else self.experts["replicate", "edp", "ep"]
         self.parts = self._build()
         self.named, self.copies = self._parameters()
-        copies = [numerics.copies(self._placed(name, parameter.detach())) for name, parameter in self.named.items()]
+        self.trained = {name: parameter for name, parameter in self.named.items() if parameter.requires_grad}
+        copies = [numerics.copies(self._placed(name, parameter.detach())) for name, parameter in self.trained.items()]
         self.shares = 1 / torch.tensor(copies, dtype=torch.float64, device=device)
         self.partial = [
-            parameter for name, parameter in self.named.items() if name in self.cuts and self.cuts[name].partial
+            parameter for name, parameter in self.trained.items() if name in self.cuts and self.cuts[name].partial
         ]
         self.moes = {
             name: module
@@ -87,9 +89,11 @@ class Engine:
             if isinstance(module, MixtureOfExperts) and module.spec.bias_rate
         }
         self.stage = mesh.hurry(self.spread._flatten("stage").get_group()) if self.moes else None
-        self.optimizer = Optimizer(run.train, [*self.named.values(), *self.copies.values()])
+        everything = (*self.named.values(), *self.copies.values())
+        self.optimizer = Optimizer(run.train, [one for one in everything if one.requires_grad])
         self.owned: State | None = None
-        self.tie = pipeline.Tie(self.layout, axes) if run.model.tied_embedding and self.layout.pp > 1 else None
+        shared = run.model.tied_embedding and self.layout.pp > 1 and all(one.requires_grad for one in self._tied())
+        self.tie = pipeline.Tie(self.layout, axes) if shared else None
         self.pipeline = self._pipeline()
         self.before_update: Callable[[], None] = lambda: None  # the state is about to change: copies may be under way
         self.sightings = Sightings(list(zip(self.stages, self.parts, strict=True)), self.layout.stages)
@@ -104,14 +108,15 @@ class Engine:
         for stage in self.stages:
             first, last = stage == 0, stage == layout.stages - 1
             dtype = PARAMETERS[train.precision]
-            part = self.kind(model, self.vocabulary, layers=layers[stage], first=first, last=last, dtype=dtype)
+            which = {"layers": layers[stage], "first": first, "last": last, "dtype": dtype}
+            part = registry.part(model, self.vocabulary, train.freeze, **which)
             initialise(part, model, train.seed)
             inner: list[tuple[nn.Module, DeviceMesh]] = []
             if self.experts is not None:
-                self.cuts |= expert.apply(part, self.kind.SHARDING, self.experts["ep"])
+                self.cuts |= expert.apply(part, self.rules, self.experts["ep"])
                 inner += [(one, data.over(self.experts, "edp")) for one in expert.experts_of(part)]
             split = layout.splits_sequence(model.seq_len)
-            self.cuts |= tensor.apply(part, self.kind.SHARDING, model, self.vocabulary, self.mesh["tp"], split)
+            self.cuts |= tensor.apply(part, self.rules, model, self.vocabulary, self.mesh["tp"], split)
             part.seams.seed = train.seed
             part.to(self.device)  # after the split: a whole stage need not fit one device
             recompute.apply(part.layers.values(), layout.recompute)
@@ -209,11 +214,11 @@ class Engine:
         if self.tie is not None:
             self.tie.add(gradients(self._tied()))
         share = losses.sum() if self.counts_loss else torch.zeros_like(losses[0])
-        square = numerics.local_square(gradients(self.named.values()), self.shares)
+        square = numerics.local_square(gradients(self.trained.values()), self.shares)
         total, norm, count, sums = numerics.agree(share, square, counted.to(self.device), aside())
         factor = 1 / (max(count, 1) * scale)  # 1 unless some targets are ignored, or in fp16
-        if factor != 1.0:
-            torch._foreach_mul_(self._gradients(), factor)
+        if factor != 1.0 and (scaled := self._gradients()):
+            torch._foreach_mul_(scaled, factor)
         return Outcome(total * factor, norm * factor, int(count), aside=sums)
 
     def evaluate(
@@ -314,8 +319,12 @@ class Engine:
         Always the same ones, which training changes in place.
         """
         if self.owned is None:
-            self.owned = self._state(self.named)
+            self.owned = self._state(self._kept(self.named))
         return self.owned
+
+    def _kept(self, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """What a checkpoint has: of an adapted model the adapters alone, since the rest is where it came from."""
+        return {n: p for n, p in named.items() if lora.adapted(n)} if self.run.model.lora else named
 
     def progress(self) -> dict[str, Any]:
         """The rest of the training state: the same in any layout."""
@@ -324,13 +333,24 @@ class Engine:
 
     def restore(self, fill: Callable[[State], None], progress: Mapping[str, Any]) -> None:
         """Continue at `progress`: `fill` fills tensors by logical name, copies of other stages' tensors too."""
-        own, copies = self.state(), self._state(self.copies)
+        self._fill(fill, self.state(), self._state(self._kept(self.copies)))
+        self.optimizer.resume(int(progress["optimizer"]["steps"]))
+        self.scale.resume(progress.get("scaler", {}))
+
+    def begin(self, fill: Callable[[State], None]) -> None:
+        """`fill` fills the whole model, also what a checkpoint has not."""
+        self._fill(fill, self._state(self.named), self._state(self.copies))
+
+    def _fill(self, fill: Callable[[State], None], own: State, copies: State) -> None:
         fill({**copies, **own})
         for name, copy in copies.items():
             if name in own:
                 copy.copy_(own[name])
-        self.optimizer.resume(int(progress["optimizer"]["steps"]))
-        self.scale.resume(progress.get("scaler", {}))
+
+    def _check_names(self) -> None:
+        if freeze := self.run.train.freeze:
+            with torch.device("meta"):
+                frozen.check(dict(registry.part(self.run.model, self.vocabulary).named_parameters()), freeze)
 
     def _state(self, named: Mapping[str, nn.Parameter]) -> State:
         tensors = {f"model.{name}": self._placed(name, parameter.detach()) for name, parameter in named.items()}
@@ -342,10 +362,10 @@ class Engine:
 
     def _placed(self, name: str, tensor: torch.Tensor) -> DTensor:
         """What ranks hold of a tensor cut as the parameter called `name`."""
-        if self.experts_spread is not None and dimension(self.kind.SHARDING, name, "ep") is not None:
+        if self.experts_spread is not None and dimension(self.rules, name, "ep") is not None:
             return placed(tensor, self.cuts[name], self.experts_spread)
         return placed(tensor, self.cuts.get(name), self.spread)
 
     def slices(self, state: State) -> dict[str, int]:
         """The dimension along which each tensor is stored in tiles."""
-        return {name: sliced(self.kind.SHARDING, name) for name in state}
+        return {name: sliced(self.rules, name) for name in state}

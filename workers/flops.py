@@ -33,7 +33,8 @@ def per_token(model: ModelSpec, vocabulary: int, seq_len: int, attention: Attent
     """Model FLOPs, forward and backward, of one token in samples of `seq_len`."""
     seen = seq_len if attention == "full" else seq_len / 2
     multiplied = _matrices(model, vocabulary, model.experts.top_k if model.experts else 0)
-    return 3 * 2 * (multiplied + model.layers * model.heads * sum(_head(model)) * seen)
+    passes = 2 if model.lora else 3  # of the matrices; what stays as it is has no gradient of its own
+    return 2 * (passes * multiplied + 3 * model.layers * model.heads * sum(_head(model)) * seen)
 
 
 def head(model: ModelSpec, vocabulary: int) -> float:

@@ -47,7 +47,7 @@ def agree(
 
 def clip(gradients: list[torch.Tensor], norm: float, limit: float | None) -> None:
     """Scale in place so that the global norm is at most `limit`."""
-    if limit is not None and norm > limit:
+    if limit is not None and norm > limit and gradients:
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))
 
 

@@ -48,7 +48,7 @@ class Optimizer:
             {"params": [shard for whole, shard in pairs if whole.ndim >= 2], "weight_decay": train.weight_decay},
             {"params": [shard for whole, shard in pairs if whole.ndim < 2], "weight_decay": 0.0},
         ]
-        groups = [group for group in groups if group["params"]]
+        groups = [group for group in groups if group["params"]] or groups[:1]  # a stage may have nothing to train
         fused = all(shard.device.type == "cuda" for shard in self.shards)
         how = {"fused": True} if fused else {"foreach": True}
         self.inner: torch.optim.Optimizer
@@ -89,8 +89,11 @@ class Optimizer:
             parameter.grad = shard.grad = None
 
     def state(self, named: Mapping[str, torch.nn.Parameter]) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """(slot, name, tensor) of these parameters, shaped and sharded like them."""
-        return ((slot, name, self.tensors[parameter][slot]) for slot in self.slots for name, parameter in named.items())
+        """(slot, name, tensor) of those of these parameters that are trained, shaped and sharded like them."""
+        trained = {name: parameter for name, parameter in named.items() if parameter in self.tensors}
+        return (
+            (slot, name, self.tensors[parameter][slot]) for slot in self.slots for name, parameter in trained.items()
+        )
 
     def resume(self, steps: int) -> None:
         """Continue after `steps` steps; the tensors of `state` have been filled."""

@@ -148,6 +148,9 @@ class TrainSpec(Spec):
     weight_decay: float = Field(default=0.1, ge=0)
     momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd only")
     clip_norm: float | None = Field(default=1.0, gt=0)
+    freeze: tuple[str, ...] = Field(
+        default=(), max_length=64, description="names of parameters that are not trained, as layers.0.*"
+    )
     precision: Precision = Field(default="bf16", description="of products; bf16 and fp16 keep parameters in fp32")
     reduce_dtype: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of gradients; float64 runs use their own"

@@ -325,6 +325,8 @@ class Loop:
         if durable:
             self.saved = self.cursor.step
         state, header = engine.state(), self.cursor.header(self.run_spec, engine.progress())
+        if self.run_spec.model.lora:
+            header["base"] = self.assignment.weights  # without which adapters are nothing
         told = self.cursor.told() if self.leads else {}
         slices = engine.slices(state)
         self.saver.save(self.cursor.step, state, slices, header, durable=durable, snapshot=snapshot, told=told)

@@ -30,17 +30,15 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, samples: Samples) -> torch.Tensor:
         kv, positions = self.seams.kv, samples.positions()
-        query = self._heads(x, self.wq.weight, self.wq.bias)
-        key = self._heads(x, kv(self.wk.weight), None if self.wk.bias is None else kv(self.wk.bias))
-        value = self._heads(x, kv(self.wv.weight), None if self.wv.bias is None else kv(self.wv.bias))
+        query, key, value = map(self._heads, (self.wq(x), self.wk(x, kv), self.wv(x, kv)))
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotary is not None:
             query, key = self.rotary(query, positions), self.rotary(key, positions)
-        return F.linear(attended(query, key, value, samples.mask()), self.wo.weight)
+        return self.wo.product(attended(query, key, value, samples.mask()))
 
-    def _heads(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.head_dim))
 
 
 class LatentAttention(nn.Module):
@@ -62,17 +60,16 @@ class LatentAttention(nn.Module):
         sizes, positions = self.latent, samples.positions()
         queries = x
         if self.wq_down is not None and self.q_norm is not None:
-            queries = self.q_norm(F.linear(x, self.wq_down.weight))
-        query = F.linear(queries, self.wq.weight).unflatten(-1, (-1, sizes.plain + sizes.rotary))
-        down = F.linear(x, self.wkv_down.weight)
-        small, rotary = down.split((sizes.key_value, sizes.rotary), -1)
-        both = F.linear(self.kv_norm(small), self.wkv.weight).unflatten(-1, (-1, sizes.plain + sizes.value))
+            queries = self.q_norm(self.wq_down(x))
+        query = self.wq(queries).unflatten(-1, (-1, sizes.plain + sizes.rotary))
+        small, rotary = self.wkv_down(x).split((sizes.key_value, sizes.rotary), -1)
+        both = self.wkv(self.kv_norm(small)).unflatten(-1, (-1, sizes.plain + sizes.value))
         key, value = both.split((sizes.plain, sizes.value), -1)
         plain, turning = query.split((sizes.plain, sizes.rotary), -1)
         turned = self.rotary(rotary[:, :, None], positions).expand(-1, -1, key.shape[2], -1)
         query = torch.cat((plain, self.rotary(turning, positions)), -1)
         mixed = attended(query, torch.cat((key, turned), -1), value, samples.mask())
-        return F.linear(mixed, self.wo.weight)
+        return self.wo.product(mixed)
 
 
 def attention(spec: ModelSpec, rotary: Rotary | None, seams: Seams) -> nn.Module:

@@ -37,7 +37,7 @@ class FeedForward(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.up(x)
         inner = F.gelu(inner) if self.gate is None else F.silu(self.gate(x)) * inner
-        return F.linear(inner, self.down.weight)
+        return self.down.product(inner)
 
 
 class Block(nn.Module):
@@ -152,7 +152,7 @@ def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
     """Fill every parameter from a generator seeded by (seed, logical name): equal in any layout and on any mesh.
 
     Norms are ones, biases zeros; matrices normal with init_std, those that write to the residual stream scaled by
-    1/sqrt(2 layers).
+    1/sqrt(2 layers); of adapters A uniform by its inputs, and B zeros.
     """
     for name, parameter in model.named_parameters():
         parameter.copy_(initial(name, parameter.shape, spec, seed))
@@ -162,10 +162,12 @@ def initial(name: str, shape: torch.Size, spec: ModelSpec, seed: int) -> torch.T
     """The whole initial value, float64, of the parameter called `name`."""
     if name.endswith("norm.weight"):
         return torch.ones(shape, dtype=torch.float64)
-    if name.endswith(".bias"):
+    if name.endswith((".bias", ".lora_b")):
         return torch.zeros(shape, dtype=torch.float64)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    if name.endswith(".lora_a"):
+        return (torch.rand(shape, dtype=torch.float64, generator=generator) * 2 - 1) / shape[1] ** 0.5
     residual = name.endswith(("wo.weight", "ffn.down.weight", "experts.down"))
     std = spec.init_std / (2 * spec.layers) ** 0.5 if residual else spec.init_std
     return torch.randn(shape, dtype=torch.float64, generator=generator) * std

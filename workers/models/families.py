@@ -135,7 +135,7 @@ class Unsupported(ValueError):
     """One side asks for what the other doesn't have."""
 
 
-FREE = ("seq_len", "init_std", "vocab_size", "dropout")
+FREE = ("seq_len", "init_std", "vocab_size", "dropout", "lora")
 """Of a model, what a run may change when it begins with weights or continues: tensors say how many rows they have."""
 
 

@@ -6,6 +6,7 @@ Sources: RMSNorm (arXiv 1910.07467), layer normalisation (1607.06450), RoFormer 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from torch import nn
 
 from workers.models.samples import Samples
 from workers.models.seams import Seams, widened
+
+Rows = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Matrix(nn.Module):
@@ -22,9 +25,27 @@ class Matrix(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.scale: float | None = None  # of what an adapter adds
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def adapt(self, rank: int, scale: float) -> None:
+        """From now on it has a low-rank adapter: A [rank, in] and B [out, rank]."""
+        out_features, in_features = self.weight.shape
+        self.scale = scale
+        self.lora_a = nn.Parameter(self.weight.new_empty(rank, in_features))
+        self.lora_b = nn.Parameter(self.weight.new_empty(out_features, rank))
+
+    def forward(self, x: torch.Tensor, rows: Rows = lambda whole: whole) -> torch.Tensor:
+        """[..., in] -> [..., those of out that `rows` takes]."""
+        return self.product(x, None if self.bias is None else rows(self.bias), rows)
+
+    def product(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, rows: Rows = lambda whole: whole
+    ) -> torch.Tensor:
+        """Without the bias, or with another one."""
+        y = F.linear(x, rows(self.weight), bias)
+        if self.scale is None:
+            return y
+        return y + self.scale * F.linear(F.linear(x, self.lora_a), rows(self.lora_b))
 
 
 class Norm(nn.Module):

@@ -39,7 +39,10 @@ class Pretrained:
     def __init__(self, uri: str, model: ModelSpec, vocabulary: int) -> None:
         self.uri = uri
         spec, self.weights = huggingface.read(uri, model.seq_len)
-        if problems := families.differences(model, spec, vocabulary):
+        problems = families.differences(model, spec, vocabulary)
+        if model.lora and vocabulary > (spec.vocab_size or 0):
+            problems.append(f"the vocabulary has {spec.vocab_size} rows there: beside adapters nothing new is trained")
+        if problems:
             raise Refused(uri, problems)
         self.vocabulary, self.theirs = vocabulary, spec.vocab_size or 0
 

@@ -7,10 +7,14 @@ calls its seams where `Decoder` does, and names in `SHARDING` how its parameters
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
+from workers.models import frozen, lora
 from workers.models.decoder import Decoder
+from workers.models.sharding import Rules
 from workers.models.spec import BUILT_IN, ModelSpec
 
 NEEDED = ("SHARDING", "forward")
@@ -18,6 +22,19 @@ NEEDED = ("SHARDING", "forward")
 
 class NoModel(ValueError):
     """The import path leads to no model."""
+
+
+def part(spec: ModelSpec, vocabulary: int, freeze: Sequence[str] = (), **which: Any) -> Decoder:
+    """The layers that `which` names, as Decoder takes it, with adapters and with what is not trained marked so."""
+    made = of(spec)(spec, vocabulary, **which)
+    lora.apply(made, spec.lora)
+    frozen.apply(made, freeze)
+    return made
+
+
+def rules(spec: ModelSpec) -> Rules:
+    """How the parameters of a model are cut, its adapters too."""
+    return lora.rules(of(spec).SHARDING)
 
 
 def of(spec: ModelSpec) -> type[Decoder]:

@@ -85,6 +85,25 @@ class LatentSpec(Spec):
     value: int = Field(gt=0, description="size of a head's value")
 
 
+Target = Literal["wq", "wk", "wv", "wo", "gate", "up", "down", "wq_down", "wkv_down", "wkv"]
+
+
+class LoraSpec(Spec):
+    """Low-rank adapters (LoRA, arXiv 2106.09685): they are trained, and the model that they are put on is not."""
+
+    rank: int = Field(default=8, gt=0, le=65_536)
+    alpha: float | None = Field(
+        default=None, gt=0, description="scales what an adapter adds by alpha / rank; default by 1"
+    )
+    targets: tuple[Target, ...] = Field(
+        default=("wq", "wv"), min_length=1, description="matrices of every block: of attention and of the dense network"
+    )
+
+    @property
+    def scale(self) -> float:
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
+
 class ModelSpec(Spec):
     """A decoder-only transformer. Sizes count elements; `seq_len` counts tokens.
 
@@ -116,6 +135,7 @@ class ModelSpec(Spec):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="of the embedding and of what each sub-layer adds")
     experts: ExpertSpec | None = None
     latent: LatentSpec | None = None
+    lora: LoraSpec | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -31,7 +31,7 @@ def cut(module: nn.Module, name: str, dim: int | None, mesh: DeviceMesh, partial
         rank, chunk = mesh.get_local_rank(), -(-whole.shape[dim] // mesh.size())
         start = min(rank * chunk, whole.shape[dim])
         part = whole.detach().narrow(dim, start, min(chunk, whole.shape[dim] - start)).clone()
-        module.register_parameter(name, nn.Parameter(part))
+        module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
     return Cut(whole.shape, dim, partial)
 
 

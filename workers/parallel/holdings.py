@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from workers import flops
 from workers.checkpoint import boxes
 from workers.checkpoint.boxes import Box, Wanted
-from workers.models import registry
+from workers.models import lora, registry
 from workers.models.moe import MixtureOfExperts
 from workers.models.sharding import dimension, sliced
 from workers.optimizer import Optimizer
@@ -71,7 +71,7 @@ class Holdings:
     """Of a run; `vocabulary` is the tokenizer's size, where the model names none."""
 
     def __init__(self, run: RunSpec, vocabulary: int = 0) -> None:
-        self.run, self.layout, self.kind = run, run.parallel, registry.of(run.model)
+        self.run, self.layout = run, run.parallel
         self.vocabulary = run.model.vocab_size or vocabulary
         self._stage = functools.cache(self._of_stage)
 
@@ -110,12 +110,12 @@ class Holdings:
 
     def _of_stage(self, stage: int) -> tuple[dict[str, Logical], dict[str, Logical]]:
         """Names that the stage owns, and copies of what another one owns."""
-        run, model, layout, rules = self.run, self.run.model, self.layout, self.kind.SHARDING
+        run, model, layout, rules = self.run, self.run.model, self.layout, registry.rules(self.run.model)
         layers = pipeline.stage_layers(model.layers, layout, flops.head(model, self.vocabulary))
         with torch.device("meta"):
-            part = self.kind(
-                model, self.vocabulary, layers=layers[stage], first=stage == 0, last=stage == layout.stages - 1,
-                dtype=PARAMETERS[run.train.precision],
+            part = registry.part(
+                model, self.vocabulary, run.train.freeze, layers=layers[stage], first=stage == 0,
+                last=stage == layout.stages - 1, dtype=PARAMETERS[run.train.precision],
             )  # fmt: skip
         shapes = {name: tuple(parameter.shape) for name, parameter in part.named_parameters()}
         cuts = expert.apply(part, rules, _mesh(layout.ep)) if model.experts else {}
@@ -126,6 +126,8 @@ class Holdings:
         copies: dict[str, Logical] = {}
         for slot in ("model", *(f"optimizer.{slot}" for slot in Optimizer(run.train, list(named.values())).slots)):
             for name, parameter in named.items():
+                if (model.lora and not lora.adapted(name)) or (slot != "model" and not parameter.requires_grad):
+                    continue
                 shape, dim = shapes[name], cuts[name].dim if name in cuts else None
                 of_experts = dimension(rules, name, "ep") is not None
                 into = copies if name == "embedding.weight" and not part.first else own
