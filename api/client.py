@@ -206,12 +206,17 @@ class Client(Wire):
         return self._post(JobView, f"{_checkpoint(uid, step)}:restore", _given(attempt=attempt))
 
     def export(
-        self, uid: str, to: str, step: int | None = None, attempt: int | None = None, dtype: str | None = None
+        self,
+        uid: str,
+        to: str,
+        step: int | None = None,
+        attempt: int | None = None,
+        dtype: str | None = None,
+        adapter: bool = False,
     ) -> Asked:
-        """Have its model written to the new folder `to`; `answer` tells when it is."""
-        return self._post(
-            Asked, f"{_checkpoint(uid, step)}:export", _given(attempt=attempt), {"to": to, **_given(dtype=dtype)}
-        )
+        """Have its model written to the new folder `to`; `answer` tells when it is. `adapter`: the adapters alone."""
+        body = {"to": to, "adapter": adapter, **_given(dtype=dtype)}
+        return self._post(Asked, f"{_checkpoint(uid, step)}:export", _given(attempt=attempt), body)
 
     def fork(
         self,

@@ -56,13 +56,13 @@ def continued(
     memory: Memory | None = None,
 ) -> tuple[Engine, Cursor]:
     """An engine at the newest checkpoint or snapshot that every rank could load and verify, or at the seed."""
-    weights = ""  # what was loaded of those that the run begins with
+    weights, uri = "", base(assignment, storage)  # what was loaded of those that the run begins with
 
     def made() -> Engine:
         nonlocal weights
         engine = build()
-        if assignment.weights is not None and engine.run.model.lora is not None:  # its checkpoints lack them
-            weights = _pretrained(assignment.weights, engine)
+        if uri is not None and assignment.run.model.lora:  # its checkpoints lack them
+            weights = _pretrained(uri, engine)
         return engine
 
     engine, tried = made(), sources(assignment, storage, memory)
@@ -85,11 +85,21 @@ def continued(
         del engine
         gc.collect()
         engine = made()
-    if assignment.weights is not None and not weights:
-        weights = _pretrained(assignment.weights, engine)
+    if uri is not None and not weights:
+        weights = _pretrained(uri, engine)
     if assignment.rank == 0:
         tell(Resumed(0, None, weights or None))
     return engine, Cursor(assignment.attempt)
+
+
+def base(assignment: Assignment, storage: Storage) -> str | None:
+    """The folder whose weights the run begins with; of one that began at another's adapters, the other's."""
+    if assignment.origin is None or not assignment.run.model.lora:
+        return assignment.weights
+    for source in sources(assignment, storage, None):
+        with contextlib.suppress(manifest.BadCheckpoint, FileNotFoundError):
+            return manifest.load(source.storage, source.path).header.get("base")
+    return None
 
 
 def _pretrained(uri: str, engine: Engine) -> str:

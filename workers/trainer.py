@@ -105,6 +105,7 @@ class Loop:
         self.traffic: dict[str, dict[str, int]] | None = None
         self.step_s = 0.0  # of the last step
         self.leads, self.skips, self.saved, self.furthest, self.rolled = assignment.rank == 0, 0, 0, 0, 0
+        self.base = continuing.base(assignment, storage)
         self.engine, self.cursor = continuing.continued(assignment, storage, build, tell, saver.memory)
         self.engine.before_update = saver.copies.order
         self.replay = self.replaying()
@@ -326,7 +327,7 @@ class Loop:
             self.saved = self.cursor.step
         state, header = engine.state(), self.cursor.header(self.run_spec, engine.progress())
         if self.run_spec.model.lora:
-            header["base"] = self.assignment.weights  # without which adapters are nothing
+            header["base"] = self.base  # without which adapters are nothing
         told = self.cursor.told() if self.leads else {}
         slices = engine.slices(state)
         self.saver.save(self.cursor.step, state, slices, header, durable=durable, snapshot=snapshot, told=told)

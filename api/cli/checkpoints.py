@@ -134,6 +134,7 @@ def export(
     step: MaybeStep = None,
     to: Annotated[str, typer.Option(help="new folder under a storage root of the service: a path or URI")] = "",
     dtype: Annotated[DType | None, typer.Option(help="of its tensors; default as stored")] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="the adapters alone, as PEFT has them")] = False,
     attempt: Attempt = None,
     no_wait: NoWait = False,
 ) -> None:
@@ -141,7 +142,7 @@ def export(
     if not to:
         raise errors.UserError("--to names the folder to write, under a storage root of the service")
     client = connection.client(context)
-    answer = _answer(client, uid, client.export(uid, to, step, attempt, dtype), no_wait)
+    answer = _answer(client, uid, client.export(uid, to, step, attempt, dtype, adapter), no_wait)
     if answer is not None and answer.type == "CheckpointExportFailed":
         raise typer.Exit(1)
 

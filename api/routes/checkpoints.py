@@ -36,6 +36,7 @@ class Fork(Sent):
 class Export(Sent):
     to: str = Field(description="a new folder under a storage root of the service: a path or fsspec URI")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = Field(default=None, description="as stored")
+    adapter: bool = Field(default=False, description="the adapters alone, as PEFT has them; default merged")
 
 
 @router.get("/{uid:word}/checkpoints")
@@ -73,7 +74,8 @@ def export(given: Given, uid: Uid, step: Step, body: Export, attempt: Attempt = 
     after, row = given.store.last_event(uid), given.store.job(uid)
     checks.written(body.to, given.roots, "to")
     view = checkpoints.usable(given, row, _number(step), attempt)
-    given.store.request(uid, "export", {**restoring.named(view), "to": body.to, "dtype": body.dtype}, time.time())
+    asked = {"to": body.to, "dtype": body.dtype, "adapter": body.adapter}
+    given.store.request(uid, "export", {**restoring.named(view), **asked}, time.time())
     return Asked(kind="export", checkpoint=view, after=after, to=body.to)
 
 

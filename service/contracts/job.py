@@ -180,6 +180,12 @@ class JobSpec(Spec):
         return value
 
     @model_validator(mode="after")
+    def _something_to_adapt(self) -> JobSpec:
+        if self.model.lora and self.init_from is None:
+            raise ValueError("model.lora adapts the weights that init_from names, and that is missing")
+        return self
+
+    @model_validator(mode="after")
     def _something_to_evaluate(self) -> JobSpec:
         if self.eval and self.eval.only and self.init_from is None:
             raise ValueError("eval.only evaluates what init_from names, and that is missing")

@@ -82,7 +82,8 @@ def verified(intent: Intent, folder: str) -> events.CheckpointFact:
 def exported(intent: Intent, folder: str) -> events.CheckpointFact:
     data = intent.data
     with holds.held(Storage.open(folder), data["manifest"]):
-        problem = ray.get(exporter.task.remote(folder, data["manifest"], data["to"], data["dtype"]))
+        how = (data["to"], data["dtype"], data.get("adapter", False))
+        problem = ray.get(exporter.task.remote(folder, data["manifest"], *how))
     if problem:
         return failed(intent, problem)
     return events.CheckpointExported(intent.job, data["step"], data["manifest"], data["to"], time.time())

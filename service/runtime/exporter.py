@@ -5,16 +5,16 @@ from __future__ import annotations
 import ray
 
 
-def export(storage: str, path: str, to: str, dtype: str | None) -> str:
+def export(storage: str, path: str, to: str, dtype: str | None, adapter: bool) -> str:
     """Why the manifest at `path` in a job's `storage` could not be exported to the folder `to`; empty: it was."""
     from workers.checkpoint import manifest
     from workers.checkpoint.shards import Corrupt
     from workers.checkpoint.storage import Storage
-    from workers.models import huggingface
+    from workers.models import adapters
 
     try:
         source = Storage.open(storage)
-        huggingface.export(source, manifest.load(source, path), to, dtype=dtype)
+        adapters.export(source, manifest.load(source, path), to, dtype=dtype, adapter=adapter)
     except (ValueError, OSError, manifest.BadCheckpoint, Corrupt) as error:  # not all of them can be pickled
         return str(error) or repr(error)
     return ""

@@ -139,6 +139,13 @@ def train_from(store: dist.Store, rank: int, root: str, run: RunSpec, weights: s
     return train(store, rank, root, run, 1, (), weights=weights)
 
 
+def resume_from(
+    store: dist.Store, rank: int, root: str, run: RunSpec, resume: tuple[str, ...], weights: str
+) -> list[Report]:
+    """As `train` in a second attempt, of a run that began with the weights of a folder."""
+    return train(store, rank, root, run, 2, resume, weights=weights)
+
+
 def refused_from(store: dist.Store, rank: int, root: str, run: RunSpec, weights: str) -> str:
     """What the trainer raised about the weights of a folder."""
     try:

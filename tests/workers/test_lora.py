@@ -6,14 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.pool import Pool
 from tests.workers import compare, runs
-from workers.models import lora, registry
+from tests.workers.models import hub
+from workers.checkpoint import manifest
+from workers.checkpoint.publisher import Publisher
+from workers.checkpoint.storage import Storage
+from workers.models import adapters, huggingface, lora, registry
 from workers.models.decoder import initialise
 from workers.models.spec import LoraSpec, ModelSpec
+from workers.reports import ShardSaved, StepDone
 
 pytestmark = pytest.mark.torch
 
@@ -94,6 +101,56 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_as_in_one_process(
 def test_patterns_that_can_not_be_meant(pool: Pool, freeze: list[str], says: str) -> None:
     with pytest.raises(Exception, match=says):
         pool.run(1, runs.check, runs.spec(train={"freeze": freeze}))
+
+
+def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(tokens).logits
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # by PEFT, of the library below it
+@pytest.mark.parametrize(
+    ("family", "layout", "loaded"),
+    [
+        ("llama", {"tp": 2, "pp": 2}, torch.float64),
+        ("qwen3, tied", {"dp": 2, "tp": 2}, torch.float64),
+        ("mixtral", {"pp": 2}, torch.float32),  # the library multiplies experts in no other
+    ],
+)
+def test_merged_and_as_pefts_adapter_it_is_the_same_model(
+    pool: Pool, tmp_path: Path, family: str, layout: dict[str, int], loaded: torch.dtype
+) -> None:
+    folder = hub.save(tmp_path / "hub", dtype=torch.float64, **hub.MODELS[family])
+    targets = ["wq", "wk", "wv", "wo"] if family == "mixtral" else EVERY["targets"]
+    base, _ = huggingface.read(str(folder))
+    model = base.model_dump() | {"lora": {**EVERY, "targets": targets}}
+    run = runs.spec(model=model, train={"learning_rate": 0.1}, layout=layout, checkpoint={"every_steps": 1})
+    said = pool.run(run.parallel.world, runs.train_from, str(tmp_path), run, str(folder))
+    storage = Storage.open(str(tmp_path / "run"))
+    last = [one for reports in said for one in reports if isinstance(one, ShardSaved) and one.step == 3]
+    path = Publisher(storage, "run", 1, "test", run).publish(3, last)
+    document = manifest.load(storage, path)
+    assert all("lora_" in name for name in document.tensors)
+    for kind in (True, False):
+        adapters.export(storage, document, str(tmp_path / ("peft" if kind else "merged")), adapter=kind)
+    kept, near = {"dtype": loaded}, {"rtol": 1e-9, "atol": 1e-10} if loaded == torch.float64 else {}
+    plain, merged = (AutoModelForCausalLM.from_pretrained(one, **kept) for one in (folder, tmp_path / "merged"))
+    before = logits(plain, hub.TOKENS)
+    adapted = peft.PeftModel.from_pretrained(plain, str(tmp_path / "peft"))
+    theirs = logits(adapted, hub.TOKENS)
+    assert (theirs - before).abs().max() > 1e-3
+    torch.testing.assert_close(logits(merged, hub.TOKENS), theirs, **near)
+
+    train = {"learning_rate": 0.1, "steps": 4, "horizon": 3}
+    resumed = pool.run(
+        4, runs.resume_from, str(tmp_path), runs.spec(model=model, train=train, layout={"dp": 4}), (path,), str(folder)
+    )
+    straight = pool.run(
+        1, runs.train_from, str(tmp_path / "straight"), runs.spec(model=model, train=train), str(folder)
+    )
+    (found,) = (one for one in resumed[0] if isinstance(one, StepDone))
+    expected = [one for one in straight[0] if isinstance(one, StepDone)][-1]
+    assert (found.step, found.loss) == (4, pytest.approx(expected.loss, rel=1e-9))
 
 
 def test_an_adapted_model_begins_as_the_model_and_is_it_with_larger_matrices() -> None:

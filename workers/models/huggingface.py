@@ -19,7 +19,7 @@ import math
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -152,31 +152,15 @@ def export(
     """Write the model of a checkpoint in the job's `storage` to an empty folder.
 
     In `dtype`, by default as stored. One tensor of theirs is held at a time, and each block read is verified.
-    config.json comes last: a folder without it is not whole. Raises Refused, families.Unsupported and BadCheckpoint.
+    Raises Refused, families.Unsupported and BadCheckpoint.
     """
-    folder = Storage.open(uri)
-    if folder.names():
-        raise Refused(uri, ["the folder is not empty; name a new one"])
+    folder = emptied(uri)
     spec, stored, balances = _model(document)
     origins = families.origins(spec, {name: tensor.shape for name, tensor in stored.items()})
-    readers = manifest.readers(storage, document)
-
-    def taken(name: str, tensor: manifest.Tensor) -> torch.Tensor:
-        whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        logical.load({name: whole}, dataclasses.replace(document, tensors={name: tensor}), storage, readers)
-        return whole
+    taken = reading(storage, document)
 
     def source(name: str, origin: families.Origin, tensor: manifest.Tensor) -> safetensors.Source:
-        asked = dtype or tensor.dtype
-
-        def data() -> memoryview:
-            whole = taken(name, tensor)
-            given = whole.to(getattr(torch, asked))
-            if not torch.equal(given.isfinite(), whole.isfinite()):
-                raise Refused(uri, [f"{name} has values that are too large for {asked}"])
-            return _bytes(given)
-
-        return safetensors.Source(origin.tensor, asked, origin.shape, data)
+        return written(uri, origin, dtype or tensor.dtype, functools.partial(taken, name, tensor))
 
     if lost := [name for name, tensor in balances.items() if taken(name, tensor).any()]:
         raise Refused(document.path, [f"{name} is not zero, and has no place at Hugging Face" for name in lost])
@@ -185,6 +169,44 @@ def export(
         for name, tensor in stored.items()
         for number, origin in enumerate(origins[name])
     ]
+    write(folder, spec, sources, file_bytes)
+
+
+def emptied(uri: str) -> Storage:
+    """A folder to write to. Refused: something is there."""
+    folder = Storage.open(uri)
+    if folder.names():
+        raise Refused(uri, ["the folder is not empty; name a new one"])
+    return folder
+
+
+def reading(storage: Storage, document: Manifest) -> Callable[[str, manifest.Tensor], torch.Tensor]:
+    """What gives a checkpoint's tensor of a name whole, as it is stored."""
+    readers = manifest.readers(storage, document)
+
+    def taken(name: str, tensor: manifest.Tensor) -> torch.Tensor:
+        whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        logical.load({name: whole}, dataclasses.replace(document, tensors={name: tensor}), storage, readers)
+        return whole
+
+    return taken
+
+
+def written(uri: str, origin: families.Origin, dtype: str, taken: Callable[[], torch.Tensor]) -> safetensors.Source:
+    """A tensor of theirs that is read as it is written, in another dtype. Refused: that has no room for its values."""
+
+    def data() -> memoryview:
+        whole = taken()
+        given = whole.to(getattr(torch, dtype))
+        if not torch.equal(given.isfinite(), whole.isfinite()):
+            raise Refused(uri, [f"{origin.tensor} has values that are too large for {dtype}"])
+        return _bytes(given)
+
+    return safetensors.Source(origin.tensor, dtype, origin.shape, data)
+
+
+def write(folder: Storage, spec: ModelSpec, sources: Sequence[safetensors.Source], file_bytes: int = SHARD) -> None:
+    """In files of a size at most. config.json comes last: a folder without it is not whole."""
     files = _parts(sources, lambda source: source.nbytes, file_bytes)
     names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
     for name, sources in zip(names if len(files) > 1 else [SINGLE], files, strict=True):
@@ -360,12 +382,14 @@ def _import(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _export(options: argparse.Namespace) -> dict[str, Any]:
+    from workers.models import adapters
+
     home, found, name = options.manifest.rpartition(f"/{manifest.MANIFESTS}/")
     if not found:
         raise ValueError(f"{options.manifest} is no manifest of a job: ROOT/JOB/{manifest.MANIFESTS}/STEP-ATTEMPT.json")
     storage = Storage.open(home)
     document = manifest.load(storage, f"{manifest.MANIFESTS}/{name}")
-    export(storage, document, options.folder, dtype=options.dtype)
+    adapters.export(storage, document, options.folder, dtype=options.dtype, adapter=options.adapter)
     return {"folder": options.folder, "step": document.step}
 
 
@@ -388,6 +412,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     give.add_argument("manifest", help="ROOT/JOB/manifests/STEP-ATTEMPT.json")
     give.add_argument("folder", help="a new folder: a path or fsspec URI")
     give.add_argument("--dtype", choices=("float64", "float32", "bfloat16", "float16"), help="default as stored")
+    give.add_argument("--adapter", action="store_true", help="the adapters alone, as PEFT has them")
     return parser.parse_args(arguments)
 
 
