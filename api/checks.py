@@ -49,6 +49,7 @@ def submission(
     for number, other in enumerate(spec.eval.data if spec.eval else ()):
         data(other.source, f"eval.data.{number}.source")
     tokenizer(spec.data.tokenizer)
+    template(spec.data.template)
     if nodes:  # none seen yet: the controller has not looked, and the job waits for it
         search.check_fits(spec, fleet(nodes))
 
@@ -99,6 +100,13 @@ def tokenizer(name: str) -> None:
     field = "data.tokenizer"
     if name != "byte" and not _matches(name, field):
         hint = "use byte, or the path or URI of a tokenizer.json"
+        raise errors.UserError(f"{field}: {name} is not there", hint=hint, field=field)
+
+
+def template(name: str) -> None:
+    field = "data.template"
+    if name not in ("auto", "chatml") and not _matches(name, field):
+        hint = "use auto, chatml, or the path or URI of a Jinja file or a tokenizer_config.json"
         raise errors.UserError(f"{field}: {name} is not there", hint=hint, field=field)
 
 

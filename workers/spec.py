@@ -54,6 +54,16 @@ class DataSpec(Spec):
         default="none",
         description="how text becomes samples: cut from one long run; or whole documents side by side, each read alone",
     )
+    format: Literal["text", "chat"] = Field(
+        default="text",
+        description="chat: rows are conversations, or an instruction with its answer, of which the assistant's part is "
+        "learned",
+    )
+    template: str = Field(
+        default="auto",
+        description="of conversations: chatml; path or URI of a Jinja file or a tokenizer_config.json; auto: what is "
+        "beside the tokenizer, else chatml",
+    )
     tokenizer: str = Field(default="byte", description="`byte`, or the path or URI of a tokenizer.json")
     text_field: str = "text"
 
@@ -65,6 +75,8 @@ class DataSpec(Spec):
             names = [one.source for one in self.sources]
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"sources names {twice} twice; give it the weight of both")
+        if self.format == "chat" and self.packing != "documents":
+            raise ValueError("format chat needs packing documents: each conversation is read alone")
         return self
 
 

@@ -49,6 +49,8 @@ def test_what_a_checkpoint_keeps() -> None:
             "source": "builtin:topics",
             "sources": None,
             "packing": "none",
+            "format": "text",
+            "template": "auto",
             "tokenizer": "byte",
             "text_field": "text",
         },

@@ -45,7 +45,9 @@ class Packing:
             for piece in range(self.samples[sample], self.samples[sample + 1]):
                 end = at + int(self.sizes[piece])
                 text = run.rows(self.begins[piece : piece + 1], end - at + 1)[0]
-                inputs[row, at:end], targets[row, at:end], starts[row, at:end] = text[:-1], text[1:], at
+                learned = run.learned(int(self.begins[piece]) + 1, end - at)
+                inputs[row, at:end], starts[row, at:end] = text[:-1], at
+                targets[row, at:end] = np.where(learned, text[1:], IGNORED)
                 at = end
         return inputs, targets, starts
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workers.data import order, prepared, text, tokens
+from workers.data import chat, order, prepared, text, tokens
+from workers.data.chat import Template
 from workers.data.mixture import Mixture
 from workers.data.packing import Packing
 from workers.data.run import Held, Mapped, Run
@@ -27,7 +28,7 @@ class Source:
 
     def __init__(self, source: SourceSpec, data: DataSpec, seq_len: int, seed: int) -> None:
         self.seq_len, self.seed = seq_len, seed
-        self.run, self.tokenizer, self.vocabulary = _opened(source, data.tokenizer)
+        self.run, self.tokenizer, self.vocabulary = _opened(source, data)
         self.packing = Packing(self.run.lengths(), seq_len) if data.packing == "documents" else None
         self.size = (self.run.tokens - 1) // seq_len if self.packing is None else self.packing.size
         if self.size < 1:
@@ -107,8 +108,13 @@ def _documents(source: SourceSpec) -> Iterator[str]:
         yield from text.documents(uri, source.text_field)
 
 
-def _opened(source: SourceSpec, tokenizer: str) -> tuple[Run, str, int]:
+def _opened(source: SourceSpec, data: DataSpec) -> tuple[Run, str, int]:
     """The run of tokens, whose they are, and how many kinds of them there are."""
+    tokenizer = data.tokenizer
+    if data.format == "chat":
+        using = tokens.tokenizer(tokenizer)
+        talks = chat.encoded(source.source, source.text_field, Template.of(data.template, tokenizer), using)
+        return Held([ids for ids, _ in talks], [learned for _, learned in talks]), tokenizer, using.size
     if source.source != BUILT_IN_TEXT and prepared.found(source.source):
         made = prepared.read(source.source)
         if tokenizer not in ("byte", made.tokenizer.name):

@@ -23,11 +23,16 @@ class Run(Protocol):
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Tokens [starts, length] from each start on, int64."""
 
+    def learned(self, first: int, count: int) -> np.ndarray | bool:
+        """Which of `count` tokens are to be learned, bool [count]; True: all."""
+
 
 class Held:
     """In memory."""
 
-    def __init__(self, documents: Sequence[np.ndarray]) -> None:
+    def __init__(self, documents: Sequence[np.ndarray], learned: Sequence[np.ndarray] | None = None) -> None:
+        """`learned`: of each document, which tokens are."""
+        self._learned = np.concatenate(learned) if learned else None
         self.ids = np.concatenate(documents) if documents else np.empty(0, np.int32)
         self.tokens, self._lengths = len(self.ids), np.array([len(one) for one in documents])
 
@@ -36,6 +41,9 @@ class Held:
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         return self.ids[starts[:, None] + np.arange(length)].astype(np.int64)
+
+    def learned(self, first: int, count: int) -> np.ndarray | bool:
+        return True if self._learned is None else self._learned[first : first + count]
 
 
 class Mapped:
@@ -67,6 +75,9 @@ class Mapped:
         for row, start in zip(out, starts, strict=True):
             self._fill(row, int(start))
         return out
+
+    def learned(self, first: int, count: int) -> np.ndarray | bool:
+        return True
 
     def _fill(self, row: np.ndarray, start: int) -> None:
         done = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -30,20 +31,40 @@ def files(source: str) -> list[str]:
 
 def documents(uri: str, field: str) -> Iterator[str]:
     """In the order of the file. DataError says where what is wrong."""
-    place, suffixes = _place(uri), PurePosixPath(uri).suffixes
+    place, kind = _place(uri), _kind(uri)
+    with _readable(place):
+        if kind == PARQUET:
+            yield from _rows(uri, field, place)
+        elif kind in JSON_LINES:
+            for where, value in _objects(uri, place):
+                if not isinstance(value.get(field), str):
+                    raise DataError(f"{where} has no text under {field!r}; name the field by data.text_field")
+                yield whole(value[field])
+        else:
+            with fsspec.open(uri, "rt", encoding="utf-8", compression="infer") as stream:
+                yield stream.read()
+
+
+def records(uri: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where it is, fields) of each row of JSON lines or Parquet. DataError says where what is wrong."""
+    place, kind = _place(uri), _kind(uri)
+    if kind != PARQUET and kind not in JSON_LINES:
+        raise DataError(f"{place} has no fields: JSON lines (.jsonl) or Parquet is wanted")
+    with _readable(place):
+        yield from _table(uri, place) if kind == PARQUET else _objects(uri, place)
+
+
+def _kind(uri: str) -> str:
+    suffixes = PurePosixPath(uri).suffixes
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+@contextlib.contextmanager
+def _readable(place: str) -> Iterator[None]:
     try:
-        if suffixes[-1:] == [PARQUET]:
-            yield from _rows(uri, field, place)
-            return
-        with fsspec.open(uri, "rt", encoding="utf-8", compression="infer") as stream:
-            if suffixes[-1:] and suffixes[-1] in JSON_LINES:
-                for number, line in enumerate(stream, 1):
-                    if line.strip():
-                        yield _text(line, field, f"{place}:{number}")
-            else:
-                yield stream.read()
+        yield
     except FileNotFoundError:
         raise DataError(f"{place} does not exist; data.source may be builtin:topics, a path or a URI") from None
     except IsADirectoryError:
@@ -56,25 +77,47 @@ def _place(uri: str) -> str:
     return uri.removeprefix("file://")
 
 
-def _text(line: str, field: str, place: str) -> str:
+def _objects(uri: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    with fsspec.open(uri, "rt", encoding="utf-8", compression="infer") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                yield f"{place}:{number}", _object(line, f"{place}:{number}")
+
+
+def _object(line: str, place: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{place} is not JSON: {error.msg}; one JSON object a line is wanted") from None
-    if not isinstance(value, dict) or not isinstance(value.get(field), str):
-        raise DataError(f"{place} has no text under {field!r}; name the field by data.text_field")
-    return whole(value[field])
+    return value if isinstance(value, dict) else {}
 
 
-def _rows(uri: str, field: str, place: str) -> Iterator[str]:
+def _table(uri: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    with _parquet(uri, place) as opened:
+        number = 0
+        for batch in opened.iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{place}, row {number}", row
+
+
+@contextlib.contextmanager
+def _parquet(uri: str, place: str) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with fsspec.open(uri, "rb") as file:
         try:
-            opened: Any = pq.ParquetFile(file)
+            opened = pq.ParquetFile(file)
         except pa.ArrowInvalid as error:
             raise DataError(f"{place} is no Parquet file: {error}") from None
+        yield opened
+
+
+def _rows(uri: str, field: str, place: str) -> Iterator[str]:
+    import pyarrow as pa
+
+    with _parquet(uri, place) as opened:
         schema = opened.schema_arrow
         if field not in schema.names or not (
             pa.types.is_string(schema.field(field).type) or pa.types.is_large_string(schema.field(field).type)

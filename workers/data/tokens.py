@@ -20,6 +20,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """For people: separators are left out, and what is no text is replaced."""
 
+    def placed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of a text as it stands, int32 [tokens], and the character at which each begins, int64 [tokens]."""
+
 
 class Bytes:
     """UTF-8 bytes; 256 ends a document."""
@@ -28,6 +31,10 @@ class Bytes:
 
     def encode(self, document: str) -> np.ndarray:
         return np.append(np.frombuffer(document.encode(), dtype=np.uint8).astype(np.int32), np.int32(256))
+
+    def placed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        sizes = [len(character.encode()) for character in text]
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32), np.repeat(np.arange(len(text)), sizes)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(one for one in ids if one < 256).decode(errors="replace")
@@ -53,6 +60,10 @@ class File:
 
     def encode(self, document: str) -> np.ndarray:
         return np.array([*self.fast.encode(document, add_special_tokens=False).ids, self.end], dtype=np.int32)
+
+    def placed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        found = self.fast.encode(text, add_special_tokens=False)
+        return np.array(found.ids, dtype=np.int32), np.array([first for first, _ in found.offsets], dtype=np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.fast.decode([one for one in ids if one != self.end]))
