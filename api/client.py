@@ -62,10 +62,10 @@ class Client(Wire):
         job = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else spec
         return self._created("/v1/jobs", job, key, _given(project=project))
 
-    def dry_run(self, spec: JobSpec | Mapping[str, Any]) -> Trial:
+    def dry_run(self, spec: JobSpec | Mapping[str, Any], project: str | None = None) -> Trial:
         """What the job would come to if it were submitted now. Nothing is kept."""
         job = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
-        return self._post(Trial, "/v1/jobs", {"dry_run": "true"}, job)
+        return self._post(Trial, "/v1/jobs", {"dry_run": "true", **_given(project=project)}, job)
 
     def get(self, uid: str) -> JobView:
         return self._get(JobView, _path(uid))
