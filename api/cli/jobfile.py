@@ -14,6 +14,7 @@ from api.cli import variables
 from service.contracts import errors
 
 HINT = "name a YAML or JSON file"
+SWEEP = "sweep"
 
 VarOption = Annotated[
     list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="of a variable of the file, in place of its own")
@@ -22,7 +23,11 @@ VarOption = Annotated[
 
 def read(path: Path, given: Sequence[str] | None = None) -> dict[str, Any]:
     """The job, its variables filled in. `given`: NAME=VALUE each."""
-    return variables.fill(load(path), variables.given(given or ()))
+    document = load(path)
+    if SWEEP in document:
+        hint = "'phalanx sweep submit' submits them; without `sweep` it is one"
+        raise errors.UserError(f"{path} is a sweep of several jobs", hint=hint, field=SWEEP)
+    return variables.fill(document, variables.given(given or ()))
 
 
 def load(path: Path) -> dict[str, Any]:
