@@ -174,11 +174,14 @@ class Client(Wire):
     def metrics(self, uid: str, after_step: int = 0) -> Iterator[StepView]:
         """One row a step, in order."""
         while True:
-            page = self._get(MetricsPage, f"{_path(uid)}/metrics", {"after_step": after_step})
+            page = self.metrics_page(uid, after_step)
             if not page.steps:
                 return
             yield from page.steps
             after_step = page.after_step
+
+    def metrics_page(self, uid: str, after_step: int = 0) -> MetricsPage:
+        return self._get(MetricsPage, f"{_path(uid)}/metrics", {"after_step": after_step})
 
     def ranks(self, uid: str) -> Ranks:
         return self._get(Ranks, f"{_path(uid)}/ranks")
