@@ -46,9 +46,11 @@ def look(client: Client, uid: str, after: Cursor, figures: bool = True) -> Turn:
     return Turn(job, events.events, steps.steps, Cursor(events.after, steps.after_step))
 
 
-def each(client: Client, uid: str, patience_s: float, figures: bool = True) -> Iterator[Turn]:
+def each(
+    client: Client, uid: str, patience_s: float, figures: bool = True, after: Cursor | None = None
+) -> Iterator[Turn]:
     """Turns up to the one in which the job is over and all is told. An API that is away is waited for, so long."""
-    cursor, patience = Cursor(), Patience(patience_s)
+    cursor, patience = after or Cursor(), Patience(patience_s)
     while True:
         try:
             turn = look(client, uid, cursor, figures)
