@@ -54,8 +54,8 @@ def _in_cell(client: Client, uid: str) -> None:
 
 def _grow(curve: Curve, turn: Turn) -> None:
     losses = [(step.step, step.model_dump()["loss"]) for step in turn.steps]
-    evaluations = [(one.data["step"], one.data["loss"]) for one in turn.events if one.type == "Evaluated"]
-    curve.add((one for one in losses if one[1] is not None), evaluations)
+    evaluations = [(one.data["step"], one.data["loss"]) for one in turn.evaluations]
+    curve.add(*([one for one in each if one[1] is not None] for each in (losses, evaluations)))
     curve.incidents = tuple(one.step for one in turn.job.status.incidents)
 
 

@@ -118,13 +118,19 @@ def values(job: JobView) -> dict[str, Any]:
 def ranked(found: Iterable[JobView]) -> list[JobView]:
     """Best first: by the loss on other text where any job has one, else by the last loss; then what has none."""
     found = list(found)
-    judged = any(job.status.progress.eval_loss is not None for job in found)
+    judged = any(evaluation(job) is not None for job in found)
 
     def place(job: JobView) -> tuple[bool, float]:
-        loss = job.status.progress.eval_loss if judged else job.status.progress.loss
+        loss = evaluation(job) if judged else job.status.progress.loss
         return loss is None, loss or 0.0
 
     return sorted(found, key=place)
+
+
+def evaluation(job: JobView) -> float | None:
+    """Its best loss on other text, or the last where none is told to be the best."""
+    progress = job.status.progress
+    return progress.eval_loss if progress.eval_best is None else progress.eval_best
 
 
 def _known(client: Client, id_: str, members: Sequence[Member]) -> dict[str, JobView]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from api.client import POLL_S, Client
-from api.views import EventView, StepView
+from api.views import EventView, MetricsPage, StepView
 from api.wire import Patience
 from service.contracts import errors
 from service.contracts.status import JobView
@@ -19,14 +19,17 @@ class Cursor:
 
     event: int = 0
     step: int = 0
+    evaluated: int = -1  # the last step after which there was an evaluation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """`events` and `steps` are what is new; `cursor` is after them."""
+    """`events` and `steps` are what is new; `cursor` is after them. `evaluations`: those of the events that tell of an
+    evaluation, but for what an attempt told again."""
 
     job: JobView
     events: tuple[EventView, ...]
+    evaluations: tuple[EventView, ...]
     steps: tuple[StepView, ...]
     cursor: Cursor
 
@@ -40,10 +43,18 @@ def look(client: Client, uid: str, after: Cursor, figures: bool = True) -> Turn:
     """One page of each, of steps only with `figures`."""
     job = client.get(uid)  # before its events: the last ones of a terminal job are read after it
     events = client.events_page(uid, after.event)
-    if not figures:
-        return Turn(job, events.events, (), Cursor(events.after, after.step))
-    steps = client.metrics_page(uid, after.step)  # after its events: the steps that they tell of are there
-    return Turn(job, events.events, steps.steps, Cursor(events.after, steps.after_step))
+    evaluations = tuple(_new(events.events, after.evaluated))
+    evaluated = evaluations[-1].data["step"] if evaluations else after.evaluated
+    # after its events: the steps that they tell of are there
+    steps = client.metrics_page(uid, after.step) if figures else MetricsPage(steps=(), after_step=after.step)
+    return Turn(job, events.events, evaluations, steps.steps, Cursor(events.after, steps.after_step, evaluated))
+
+
+def _new(events: Iterable[EventView], evaluated: int) -> Iterator[EventView]:
+    for event in events:
+        if event.type == "Evaluated" and event.data["step"] > evaluated:
+            evaluated = event.data["step"]
+            yield event
 
 
 def each(

@@ -17,6 +17,7 @@ from service.contracts.status import JobView
 
 app = typer.Typer(no_args_is_help=True, help="Run one job with several values of its fields, and compare them.")
 
+FIGURES = {"step", "steps", "loss", "eval_loss", "eval_step", "eval_best", "eval_best_step"}
 FORM = "--over PATH=VALUE,VALUE, such as --over train.learning_rate=1e-4,3e-4"
 Id = Annotated[str, typer.Argument(metavar="ID", help="of the sweep")]
 JsonOption = Annotated[bool, typer.Option("--json", help="as JSON, and nothing else")]
@@ -55,7 +56,7 @@ def submit(
 
 @app.command("show")
 def shown(context: typer.Context, id_: Id, as_json: JsonOption = False) -> None:
-    """Compare the jobs of a sweep, best first: by the loss on other text where there is one, else by the last loss."""
+    """Compare the jobs of a sweep, best first: by the best loss on other text if there is any, else by the last."""
     found = sweep.ranked(sweep.jobs(connection.client(context), id_))
     if as_json:
         typer.echo(_json(id_, found))
@@ -101,5 +102,5 @@ def _json(id_: str, found: Sequence[JobView]) -> str:
 
 
 def _told(job: JobView) -> dict[str, Any]:
-    progress = job.status.progress.model_dump(include={"step", "steps", "loss", "eval_loss", "eval_step"})
+    progress = job.status.progress.model_dump(include=FIGURES)
     return {"uid": job.uid, "values": sweep.values(job), "phase": job.phase.value, **progress}

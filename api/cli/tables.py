@@ -54,7 +54,7 @@ def members(found: Sequence[JobView]) -> Table:
             phase(job.phase),
             f"{progress.step}/{progress.steps}",
             number(progress.loss, ".4f"),
-            number(progress.eval_loss, ".4f"),
+            number(sweep.evaluation(job), ".4f"),
         )
     return table
 

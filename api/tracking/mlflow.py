@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from api.tracking import standing
 from api.tracking.tracker import Batch, flat, library, parts, shared
 from api.turns import Cursor
 from service.contracts import errors
@@ -38,8 +39,7 @@ class MLflow:
             run = found[0] if found else self._made(id_, job)
             self._run = run.info.run_id
             self._client.update_run(self._run, status="RUNNING")
-            event, _, step = run.data.tags.get(CURSOR, "0:0").partition(":")
-        return Cursor(int(event), int(step))
+        return standing.parsed(run.data.tags.get(CURSOR, ""))
 
     def write(self, batch: Batch) -> None:
         metric = self._entities.Metric
@@ -53,7 +53,7 @@ class MLflow:
                 self._client.log_batch(self._run, metrics=part)
             for mark in batch.marks:
                 self._client.set_tag(self._run, mark.title, f"step {mark.step}: {mark.text}"[:LONG])
-            self._client.set_tag(self._run, CURSOR, f"{batch.cursor.event}:{batch.cursor.step}")
+            self._client.set_tag(self._run, CURSOR, standing.text(batch.cursor))
 
     def end(self, job: JobView | None) -> None:
         if job is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from api.tracking import cursorfile
+from api.tracking import standing
 from api.tracking.tracker import Batch, library, shared
 from api.turns import Cursor
 from service.contracts import errors
@@ -29,7 +29,7 @@ class TensorBoard:
     def begin(self, job: JobView) -> Cursor:
         self._run = self._folder / job.uid
         try:
-            cursor = cursorfile.read(self._run / "phalanx.json")
+            cursor = standing.read(self._run / "phalanx.json")
             self._writer = self._files.EventFileWriter(str(self._run))
         except OSError as error:
             raise errors.UserError(f"{self._run} can't be written: {error.strerror}") from None
@@ -47,7 +47,7 @@ class TensorBoard:
         for mark in batch.marks:
             self._add(mark.step, mark.at, summary=self._text(mark.title, mark.text))
         self._writer.flush()
-        cursorfile.write(self._run / "phalanx.json", batch.cursor)
+        standing.write(self._run / "phalanx.json", batch.cursor)
 
     def end(self, job: JobView | None) -> None:
         self._writer.close()

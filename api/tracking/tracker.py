@@ -69,11 +69,10 @@ class Tracker(Protocol):
 
 def batch(turn: Turn) -> Batch:
     points = [_point(step) for step in turn.steps]
+    points += [Point(event.data["step"], event.at, _evaluation(event.data)) for event in turn.evaluations]
     marks = []
     for event in turn.events:
         match event.type:
-            case "Evaluated":
-                points.append(Point(event.data["step"], event.at, {EVALUATION: event.data["loss"]}))
             case "IncidentOpened":
                 points.append(Point(event.data["step"], event.at, {INCIDENTS: event.data["number"]}))
                 marks.append(_mark(event, f"incident {event.data['number']}"))
@@ -117,6 +116,13 @@ def _point(step: StepView) -> Point:
     figures = step.model_dump()
     values = {name: figures[key] for key, name in FIGURES.items() if figures.get(key) is not None}
     return Point(step.step, step.at, values)
+
+
+def _evaluation(data: dict[str, Any]) -> dict[str, float]:
+    """The loss of all, and of each source where there are several."""
+    sources = data.get("sources") or ()
+    losses = {f"{EVALUATION}/{name}": loss for name, loss, _ in sources} if len(sources) > 1 else {}
+    return {name: loss for name, loss in {EVALUATION: data["loss"], **losses}.items() if loss is not None}
 
 
 def _mark(event: EventView, title: str) -> Mark:

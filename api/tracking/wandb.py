@@ -7,11 +7,10 @@ summary; offline, where a run can't be read back, a file beside it does. After a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from api.tracking import cursorfile
+from api.tracking import standing
 from api.tracking.tracker import Batch, library, shared
 from api.turns import Cursor
 from service.contracts import errors
@@ -48,8 +47,8 @@ class WandB:
                 self._run.log({**point.values, "step": point.step})
             for mark in batch.marks:
                 self._run.summary[mark.title] = f"step {mark.step}: {mark.text}"
-            self._run.summary[CURSOR] = dataclasses.asdict(batch.cursor)
-        cursorfile.write(self._file, batch.cursor)
+            self._run.summary[CURSOR] = standing.text(batch.cursor)
+        standing.write(self._file, batch.cursor)
 
     def end(self, job: JobView | None) -> None:
         with self._telling():
@@ -57,11 +56,10 @@ class WandB:
 
     def _stood(self) -> Cursor:
         if self._run.offline:
-            return cursorfile.read(self._file)
+            return standing.read(self._file)
         if not self._run.resumed:
             return Cursor()
-        known = self._run.summary.get(CURSOR)
-        return Cursor(int(known["event"]), int(known["step"])) if known else Cursor()
+        return standing.parsed(self._run.summary.get(CURSOR) or "")
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:

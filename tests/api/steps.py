@@ -41,12 +41,13 @@ def broken(world: World, uid: str, step: int, number: int = 1) -> None:
 
 
 def trained(world: World, steps: int = 12, changes: dict[str, Any] | None = None) -> str:
-    """A job over two attempts, the second of which did steps 5 and 6 again; it goes on."""
+    """A job over two attempts, the second of which did steps 5 and 6 again, and the evaluation; it goes on."""
     uid = world.submit(changes).uid
     told(world, uid, range(1, 7))
     evaluated(world, uid, 4)
     broken(world, uid, 6)
     told(world, uid, range(5, steps + 1), attempt=2)
+    evaluated(world, uid, 4)
     return uid
 
 

@@ -72,8 +72,8 @@ class TestNotebook:
         counts = [
             len(re.findall(r"[\d.]+,[\d.]+ ?", page.partition("<polyline")[2].partition("fill")[0])) for page in seen
         ]
-        assert sorted(set(counts)) == [0, *range(12, 19)][: len(set(counts))]
-        assert len(set(counts)) > 4
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1], len(set(counts)) > 3) == (0, 17, True)
 
     def test_an_interrupt_ends_the_watching_and_not_the_job(self, world: World) -> None:
         uid, told = steps.trained(world), threading.Event()

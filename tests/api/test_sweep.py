@@ -167,12 +167,14 @@ def test_show_puts_the_best_first(run: Run, world: World, file: Path) -> None:
     assert order() == [b, a, c]
     world.move(a, Phase.RUNNING, step=7, loss=3.0, eval_loss=2.5, eval_step=5)
     assert order() == [a, b, c]
+    world.move(c, Phase.RUNNING, step=9, loss=4.0, eval_loss=2.75, eval_step=9, eval_best=2.25, eval_best_step=5)
+    assert order() == [c, a, b]
     lines = run("sweep", "show", "ranked").stdout.splitlines()
     assert [line.split() for line in lines] == [
         ["JOB", "SEED", "PHASE", "STEP", "LOSS", "EVAL"],
+        [c, "3", "running", "9/20", "4.0000", "2.2500"],
         [a, "1", "running", "7/20", "3.0000", "2.5000"],
         [b, "2", "running", "9/20", "2.0000", "-"],
-        [c, "3", "queued", "0/20", "-", "-"],
     ]
 
 

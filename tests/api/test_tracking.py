@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import api.tracking.following
-from api.tracking import cursorfile, following, tracker
+from api.tracking import following, standing, tracker
 from api.tracking.following import Following
 from api.tracking.tracker import Batch, Mark, Point
 from api.turns import Cursor
@@ -92,6 +92,27 @@ def test_what_a_batch_has(world: World) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("data", "values"),
+    [
+        ({"loss": 2.0, "sources": [["wiki", 2.0, 64]]}, {"eval/loss": 2.0}),
+        (
+            {"loss": 2.0, "sources": [["wiki", 1.0, 32], ["code", 3.0, 32]]},
+            {"eval/loss": 2.0, "eval/loss/wiki": 1.0, "eval/loss/code": 3.0},
+        ),
+        ({"loss": None, "sources": [["wiki", 1.0, 32], ["code", None, 32]]}, {"eval/loss/wiki": 1.0}),
+    ],
+)
+def test_an_evaluation_is_told_by_source_where_there_are_several(
+    world: World, data: dict[str, Any], values: dict[str, float]
+) -> None:
+    uid, memory = world.submit().uid, Memory()
+    steps.happened(world, uid, "Evaluated", 4, "evaluation", **data)
+    with world.client() as client:
+        following.run([Following(client, uid, memory)], once=True)
+    assert [point.values for batch in memory.batches for point in batch.points] == [values]
+
+
 def test_a_tracker_that_stays_away_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api.tracking.following, "PATIENCE_S", 0.0)
     memory = Memory()
@@ -114,13 +135,13 @@ def test_the_api_may_be_away_for_a_while(world: World) -> None:
     assert len(memory.losses) == 12
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", '{"event": "x", "step": 1}', "[]"])
+@pytest.mark.parametrize("content", [None, "", "{}", '{"event": "x", "step": 1}', '{"colour": 1}', "[]"])
 def test_a_cursor_file_that_says_nothing_is_the_start(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "c.json").write_text(content)
-    assert cursorfile.read(tmp_path / "c.json") == Cursor()
-    cursorfile.write(tmp_path / "c.json", Cursor(3, 4))
-    assert cursorfile.read(tmp_path / "c.json") == Cursor(3, 4)
+    assert standing.read(tmp_path / "c.json") == Cursor()
+    standing.write(tmp_path / "c.json", Cursor(3, 4))
+    assert standing.read(tmp_path / "c.json") == Cursor(3, 4)
 
 
 def test_a_library_that_is_not_installed_is_told() -> None:
@@ -183,7 +204,7 @@ class TestTensorBoard:
         cursor = tmp_path / uid / "phalanx.json"
         cursor.unlink()
         if known:
-            cursorfile.write(cursor, known)
+            standing.write(cursor, known)
         run(*words)
         assert self.scalars(tmp_path / uid)["train/loss"] == sorted(LOSSES.items())[:12]
 
@@ -225,7 +246,7 @@ class TestMLflow:
         assert (made.info.run_name, made.info.status, made.data.tags["team"]) == (uid, "RUNNING", "vision")
         assert (made.data.params["train.steps"], made.data.params["model.hidden"]) == ("20", "64")
         assert made.data.tags["incident 1"] == "step 6: node n1 is gone"
-        client.set_tag(made.info.run_id, "phalanx.cursor", "0:7")  # as a cut leaves it
+        client.set_tag(made.info.run_id, "phalanx.cursor", json.dumps({"step": 7}))  # as a cut leaves it
         steps.told(world, uid, range(13, 17), attempt=2)
         steps.over(world, uid, 16)
         assert run(*words).exit_code == 0
