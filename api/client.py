@@ -62,10 +62,10 @@ class Client(Wire):
         job = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else spec
         return self._created("/v1/jobs", job, key, _given(project=project))
 
-    def dry_run(self, spec: JobSpec | Mapping[str, Any]) -> Trial:
+    def dry_run(self, spec: JobSpec | Mapping[str, Any], project: str | None = None) -> Trial:
         """What the job would come to if it were submitted now. Nothing is kept."""
         job = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
-        return self._post(Trial, "/v1/jobs", {"dry_run": "true"}, job)
+        return self._post(Trial, "/v1/jobs", {"dry_run": "true", **_given(project=project)}, job)
 
     def get(self, uid: str) -> JobView:
         return self._get(JobView, _path(uid))
@@ -174,11 +174,14 @@ class Client(Wire):
     def metrics(self, uid: str, after_step: int = 0) -> Iterator[StepView]:
         """One row a step, in order."""
         while True:
-            page = self._get(MetricsPage, f"{_path(uid)}/metrics", {"after_step": after_step})
+            page = self.metrics_page(uid, after_step)
             if not page.steps:
                 return
             yield from page.steps
             after_step = page.after_step
+
+    def metrics_page(self, uid: str, after_step: int = 0) -> MetricsPage:
+        return self._get(MetricsPage, f"{_path(uid)}/metrics", {"after_step": after_step})
 
     def ranks(self, uid: str) -> Ranks:
         return self._get(Ranks, f"{_path(uid)}/ranks")

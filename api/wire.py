@@ -125,7 +125,7 @@ class Wire:
 
 
 class Patience:
-    """How long a stream may be away, counted from its first failure after something was last heard of it."""
+    """How long an API may be away, counted from its first failure after something was last heard of it."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -133,8 +133,12 @@ class Patience:
 
     def hearing(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:  # heartbeats too
-            self._lost_at = None
+            self.found()
             yield line
+
+    def found(self) -> None:
+        """Something was heard of it."""
+        self._lost_at = None
 
     def lose(self, error: errors.ClusterError, now: float) -> None:
         """Raise `error` when it has been too long."""

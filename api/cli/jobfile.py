@@ -1,20 +1,37 @@
-"""A job file, YAML or JSON, as the mapping that its author wrote. The API checks what the fields mean."""
+"""A job file, YAML or JSON, as the mapping that its author meant. The API checks what the fields mean."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 
+from api.cli import variables
 from service.contracts import errors
 
 HINT = "name a YAML or JSON file"
+SWEEP = "sweep"
+
+VarOption = Annotated[
+    list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="of a variable of the file, in place of its own")
+]
 
 
-def read(path: Path) -> dict[str, Any]:
-    """`-` reads standard input."""
+def read(path: Path, given: Sequence[str] | None = None) -> dict[str, Any]:
+    """The job, its variables filled in. `given`: NAME=VALUE each."""
+    document = load(path)
+    if SWEEP in document:
+        hint = "'phalanx sweep submit' submits them; without `sweep` it is one"
+        raise errors.UserError(f"{path} is a sweep of several jobs", hint=hint, field=SWEEP)
+    return variables.fill(document, variables.given(given or ()))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The file as it is written; `-` reads standard input."""
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
     except OSError as error:

@@ -46,14 +46,15 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what it would come to, and keep nothing")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="until it is over, without a word")] = False,
     project: Annotated[str | None, typer.Option(help="default: the token's")] = None,
+    var: jobfile.VarOption = None,
 ) -> None:
     """Submit a job. With --follow or --wait the exit code is the job's."""
-    client = connection.client(context)
+    client, spec = connection.client(context), jobfile.read(file, var)
     if dry_run:
-        told = client.dry_run(jobfile.read(file))
+        told = client.dry_run(spec, project)
         typer.echo(told.model_dump_json(indent=2) if as_json else show.trial(told))
         return
-    job = client.submit(jobfile.read(file), key, project)
+    job = client.submit(spec, key, project)
     if not as_json:
         typer.echo(f"submitted {job.uid}")
     if follow or wait:

@@ -12,7 +12,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from api.cli import access, checkpoints, data, doctor, jobs, local, plan, show, simulate, topology, wishes
+from api.cli import (
+    access,
+    checkpoints,
+    data,
+    doctor,
+    jobs,
+    local,
+    plan,
+    show,
+    simulate,
+    sweeps,
+    topology,
+    track,
+    wishes,
+)
 from api.cli.connection import Connection
 from service.contracts import errors
 
@@ -49,7 +63,9 @@ def connect(
 
 app.add_typer(jobs.app)
 app.add_typer(topology.app)
+app.add_typer(track.app)
 app.add_typer(wishes.app)
+app.add_typer(sweeps.app, name="sweep")
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(data.app, name="data")
 app.add_typer(access.projects, name="project")

@@ -58,14 +58,15 @@ def plan(
         Path | None, typer.Option(help="of `calibrate`: its figures for the devices that it was made on")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, and nothing else")] = False,
+    var: jobfile.VarOption = None,
 ) -> None:
     """Tell which layout a job would get and why, whether it fits, and how fast it would be. Nothing is started."""
-    job, count = jobfile.read(file), _count(tokens)
+    job, count = jobfile.read(file, var), _count(tokens)
     probed = calibrate.read(probe) if probe else None
     if fleet is None and probed is None:
         found = connection.client(context).plan(job, tokens=count)
     else:
-        nodes = fleetfile.parse(jobfile.read(fleet)).fleet() if fleet else _seen(connection.client(context))
+        nodes = fleetfile.parse(jobfile.load(fleet)).fleet() if fleet else _seen(connection.client(context))
         found = planview.made(parse_job(job), nodes, count, probed)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -14,8 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from api import turns
 from api.cli import tables
-from api.client import POLL_S, Client
+from api.client import Client
 from api.views import EventView, LogLine, ManifestView, Trial
 from api.wire import PATIENCE_S
 from service.contracts import errors
@@ -130,33 +131,13 @@ def watch(client: Client, uid: str, out: Console) -> JobView:
     progress: _Live | _Plain = _Live(out) if out.is_terminal else _Plain(out)
     view = None
     with progress.shown():
-        for view, events in _turns(client, uid):
-            for event in events:
+        for turn in turns.each(client, uid, PATIENCE_S, figures=False):
+            view = turn.job
+            for event in turn.events:
                 out.print(event_line(event), soft_wrap=True)
             progress.update(view)
     assert view is not None
     return view
-
-
-def _turns(client: Client, uid: str) -> Iterator[tuple[JobView, list[EventView]]]:
-    """The job and what is new of its events, over and over until it is over."""
-    after, deadline = 0, time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            view = client.get(uid)  # before its events: the last ones of a terminal job are read after it
-            events: list[EventView] = []
-            while (page := client.events_page(uid, after)).events:
-                events.extend(page.events)
-                after = page.after
-        except errors.ClusterError:
-            if time.monotonic() > deadline:
-                raise
-        else:
-            deadline = time.monotonic() + PATIENCE_S
-            yield view, events
-            if view.phase.terminal:
-                return
-        time.sleep(POLL_S)
 
 
 class _Live:

@@ -55,14 +55,15 @@ def simulate_(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, and nothing else")] = False,
     csv: Annotated[Path | None, typer.Option(help="file for a row a span")] = None,
     svg: Annotated[Path | None, typer.Option(help="file for a picture")] = None,
+    var: jobfile.VarOption = None,
 ) -> None:
     """Predict goodput under faults, and where the time goes: the service's own decisions in virtual time."""
     durations = phases.Phases().with_standbys() if standbys else phases.Phases()
     if incidents is not None:
-        durations = phases.measured(jobfile.read(incidents), durations)
+        durations = phases.measured(jobfile.load(incidents), durations)
     asked = scenario.Asked(
-        job=parse_job(jobfile.read(job)),
-        fleet=fleet.parse(jobfile.read(fleet_file)),
+        job=parse_job(jobfile.read(job, var)),
+        fleet=fleet.parse(jobfile.load(fleet_file)),
         faults=failures,
         days=days,
         seed=seed,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
+from api import sweep
 from api.cli.sampled import Sample
 from api.views import CheckpointView, GoodputView, HookView, NodeView, ProjectView, QueueView, TokenView, UsageView
 from service.contracts.job import Phase
@@ -39,6 +40,29 @@ def jobs(found: Iterable[JobView], now: float) -> Table:
             duration(now - job.created_at),
         )
     return table
+
+
+def members(found: Sequence[JobView]) -> Table:
+    """Of a sweep: what each has, and what it has come to."""
+    names = list(dict.fromkeys(path for job in found for path in sweep.values(job)))
+    table = _table("JOB", *(name.upper() for name in _short(names)), "PHASE", "STEP", "LOSS", "EVAL", fold="JOB")
+    for job in found:
+        progress, values = job.status.progress, sweep.values(job)
+        table.add_row(
+            job.uid,
+            *(sweep.text(values[name]) if name in values else "-" for name in names),
+            phase(job.phase),
+            f"{progress.step}/{progress.steps}",
+            number(progress.loss, ".4f"),
+            number(sweep.evaluation(job), ".4f"),
+        )
+    return table
+
+
+def _short(paths: Sequence[str]) -> list[str]:
+    """Their last parts, where these differ."""
+    last = [path.rpartition(".")[2] for path in paths]
+    return last if len(set(last)) == len(last) else list(paths)
 
 
 def findings(found: Iterable[tuple[str, bool, str, str]]) -> Table:

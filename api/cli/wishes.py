@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-import yaml
 
-from api.cli import connection
+from api.cli import connection, values
 from api.cli.jobs import Uid
-from service.contracts import errors
 
 app = typer.Typer()
 
@@ -93,13 +91,7 @@ def _patch(fields: list[str]) -> dict[str, Any]:
     """A merge patch of dotted names; a value is YAML, so that `null` removes a field."""
     made: dict[str, Any] = {}
     for field in fields:
-        name, sign, text = field.partition("=")
-        if not sign or not name:
-            raise errors.UserError(f"{field!r} changes nothing", hint="write FIELD=VALUE, such as priority=10")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise errors.UserError(f"the value of {name} can't be read: {text!r}", hint="quote it") from None
+        name, value = values.assigned(field, "FIELD=VALUE, such as priority=10")
         *parents, last = name.split(".")
         inner = made
         for parent in parents:

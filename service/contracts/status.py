@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -135,3 +136,9 @@ class JobView(View):
     storage: str  # the job's folder: logs, checkpoints
     status: JobStatus
     spec: dict[str, Any]
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """What a person looks for; `model_dump` has all of it."""
+        progress = self.status.progress
+        yield from (("uid", self.uid), ("phase", self.phase.value), ("step", f"{progress.step}/{progress.steps}"))
+        yield from (("loss", progress.loss), ("reason", self.reason))
