@@ -104,7 +104,11 @@ def check_order(document: Manifest, run: RunSpec) -> None:
     """
     if not document.header.get("samples") or (run.eval and run.eval.only):
         return
-    then = {**DataSpec().model_dump(), "seed": document.header.get("seed"), **document.header.get("data", {})}
+    then = {
+        **DataSpec().model_dump(mode="json"),
+        "seed": document.header.get("seed"),
+        **document.header.get("data", {}),
+    }
     now = {"seed": run.train.seed, **_order(run)}
     if changed := [name for name in now if name in then and then[name] != now[name]]:
         was = ", ".join(f"{name} {then[name]!r}, now {now[name]!r}" for name in changed)
@@ -113,12 +117,12 @@ def check_order(document: Manifest, run: RunSpec) -> None:
 
 def _order(run: RunSpec) -> dict[str, Any]:
     """What of the data decides which samples there are."""
-    return run.data.model_dump()
+    return run.data.model_dump(mode="json")  # as a manifest has it: a tuple is a list there
 
 
 def check_model(document: Manifest, run: RunSpec) -> None:
     """ValueError when the checkpoint is of another model, also where all shapes are equal."""
-    now = run.model.model_dump()
+    now = run.model.model_dump(mode="json")
     then = {**document.model}
     for model in (now, then):  # how experts are balanced may change, what they are may not
         if experts := model.get("experts"):

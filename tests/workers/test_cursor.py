@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -138,6 +139,22 @@ def test_samples_of_another_order_are_refused(changes: dict[str, Any], told: str
     check_order(document, RUN)
     with pytest.raises(ValueError, match=told):
         check_order(document, RUN.model_copy(update=changes))
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        ({"sources": [{"source": "a.txt", "weight": 3}, {"source": "b.txt"}], "packing": "documents"}, {}),
+        ({"source": "a.jsonl", "format": "chat", "packing": "documents"}, {"lora": {"targets": ["wq", "down"]}}),
+        ({}, {"experts": {"count": 4, "top_k": 2, "hidden": 8}}),
+    ],
+)
+def test_a_run_continues_at_its_own_checkpoint(data: dict[str, Any], model: dict[str, Any]) -> None:
+    spec = ModelSpec.model_validate({**RUN.model.model_dump(), **model})
+    run = RunSpec(model=spec, data=DataSpec.model_validate(data), train=RUN.train)
+    document = checkpoint(advanced(Cursor(1), 2, 8).header(run, PROGRESS))
+    check_order(document, run)
+    check_model(dataclasses.replace(document, model=json.loads(json.dumps(spec.model_dump()))), run)
 
 
 def test_a_checkpoint_of_before_there_was_packing_was_not_packed() -> None:
