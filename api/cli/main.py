@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from api.cli import access, checkpoints, data, doctor, jobs, local, plan, show, simulate, topology, wishes
+from api.cli import access, checkpoints, data, doctor, jobs, local, plan, replay, show, simulate, topology, wishes
 from api.cli.connection import Connection
 from service.contracts import errors
 
@@ -52,6 +52,7 @@ app.add_typer(topology.app)
 app.add_typer(wishes.app)
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(data.app, name="data")
+app.add_typer(replay.app)
 app.add_typer(access.projects, name="project")
 app.add_typer(access.queues, name="queue")
 app.add_typer(access.tokens, name="token")
