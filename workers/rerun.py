@@ -6,14 +6,16 @@ sums in the same order. Knows neither what the steps gave when they were done, n
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -107,12 +109,28 @@ def _prepare(timeout_s: float) -> None:
 
 def _rank(rank: int, world: int, folder: str, stretch: Stretch) -> None:
     trainer.quieten(stretch.device)
-    rerun(dist.FileStore(f"{folder}/store", world), rank, stretch, _print)
+    with _alone() as out:
+
+        def tell(redone: Redone) -> None:
+            out.write(json.dumps(dataclasses.asdict(redone)) + "\n")
+            out.flush()
+
+        rerun(dist.FileStore(f"{folder}/store", world), rank, stretch, tell)
 
 
-def _print(redone: Redone) -> None:
-    sys.stdout.write(json.dumps(dataclasses.asdict(redone)) + "\n")
+@contextlib.contextmanager
+def _alone() -> Iterator[TextIO]:
+    """Standard output for lines about steps; what a model or a library writes there goes to standard error."""
     sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with open(own, "w", closefd=False) as out:
+            yield out
+    finally:
+        sys.stdout.flush()
+        os.dup2(own, 1)
+        os.close(own)
 
 
 def _refused(reason: str) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -13,7 +15,8 @@ from tests.pool import Pool, RankError
 from tests.workers import runs
 from tests.workers.test_trainer import heard, job_storage, train
 from workers import rerun
-from workers.reports import StepDone
+from workers.parallel.precision import LossScale
+from workers.reports import Report, StepDone, StepSkipped
 from workers.spec import ParallelLayout, RunSpec
 from workers.stretch import Redone, Stretch
 
@@ -94,22 +97,30 @@ def test_samples_that_were_left_out_are_left_out(pool: Pool, tmp_path: Path) -> 
     """A restart after step 3 left out 24 samples; a rerun is told which ones each step had."""
     run = run_of({"dp": 2})
     _, manifests = trained(pool, tmp_path, run)
-    skipping = (str(tmp_path), run, 2, (manifests[3],), "", (), None)
-    said = pool.run(2, _left_out, *skipping)
+    said = pool.run(2, _left_out, str(tmp_path), run, 2, (manifests[3],))
     then = {one.step: (one.loss, one.grad_norm) for one in heard(said, StepDone)}
     stretch = stretch_of(tmp_path, run, manifests[3], 3)
     stretch = stretch.model_copy(update={"samples": tuple(first + 24 for first in stretch.samples)})
     assert redone(pool, stretch) == then
 
 
-def _left_out(store: dist.Store, rank: int, *given: object) -> list[object]:
-    return runs.train(store, rank, *given, skip=(3, 24))  # type: ignore[arg-type]
+def _left_out(store: dist.Store, rank: int, *given: Any) -> list[Report]:
+    return runs.train(store, rank, *given, skip=(3, 24))
 
 
-def test_fp16_finds_its_loss_scale_as_it_did(pool: Pool, tmp_path: Path) -> None:
+def test_a_loss_scale_that_was_too_high_is_lowered_as_it_was(pool: Pool, tmp_path: Path) -> None:
     run = run_of({"dp": 2}, precision="fp16")
-    then, _ = trained(pool, tmp_path, run)
-    assert redone(pool, stretch_of(tmp_path, run, None, 0)) == then
+    said = pool.run(2, _too_high, runs.train, str(tmp_path), run, 1, ())
+    assert heard(said, StepSkipped)
+    found, _ = pool.run(2, _too_high, again, stretch_of(tmp_path, run, None, 0))
+    then = {one.step: (one.loss, one.grad_norm) for one in heard(said, StepDone)}
+    assert {one.step: (one.loss, one.grad_norm) for one in found} == then
+
+
+def _too_high(store: dist.Store, rank: int, then: Callable[..., Any], *given: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LossScale, "FIRST", 2.0**40)
+        return then(store, rank, *given)
 
 
 def test_a_checkpoint_that_is_gone_or_damaged_is_said_and_the_seed_is_not_taken(pool: Pool, tmp_path: Path) -> None:
