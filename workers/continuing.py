@@ -94,7 +94,7 @@ def continued(
 
 def base(assignment: Assignment, storage: Storage) -> str | None:
     """The folder whose weights the run begins with; of one that began at another's adapters, the other's."""
-    if assignment.origin is None or not assignment.run.model.lora:
+    if assignment.weights is not None or not assignment.run.model.lora:
         return assignment.weights
     for source in sources(assignment, storage, None):
         with contextlib.suppress(manifest.BadCheckpoint, FileNotFoundError):

@@ -20,6 +20,7 @@ from api.cli import (
     jobs,
     local,
     plan,
+    replay,
     show,
     simulate,
     sweeps,
@@ -68,6 +69,7 @@ app.add_typer(wishes.app)
 app.add_typer(sweeps.app, name="sweep")
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(data.app, name="data")
+app.add_typer(replay.app)
 app.add_typer(access.projects, name="project")
 app.add_typer(access.queues, name="queue")
 app.add_typer(access.tokens, name="token")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from api.cli import recorded
 from api.client import Client
 from service.contracts.errors import NotFound, UserError
 from service.contracts.job import parse_job
@@ -29,7 +30,7 @@ def at(client: Client, uid: str, step: int, rank: int | None = None) -> list[Sam
     row = next((one for one in client.metrics(uid, step - 1) if one.step == step), None)
     if row is None:
         raise NotFound(f"nothing is known of step {step} of job {uid}", hint="name a step that was completed")
-    layout = _layout(client, uid, row.attempt)
+    layout = recorded.layout(recorded.layouts(client, uid), uid, row.attempt)
     batch = spec.train.global_batch
     end = int(row.model_dump()["samples"])
     replicas = range(layout.dp) if rank is None else [_replica(layout, rank)]
@@ -44,14 +45,6 @@ def at(client: Client, uid: str, step: int, rank: int | None = None) -> list[Sam
             learned = int((targets[number] != IGNORED).sum())
             found.append(Sample(first + number, replica, source, place, ids, learned, using.decode(ids)))
     return found
-
-
-def _layout(client: Client, uid: str, attempt: int) -> ParallelLayout:
-    told = (event.data for event in client.events(uid) if event.type == "GangPlaced")
-    placed = [data for data in told if data.get("attempt") == attempt]
-    if not placed:
-        raise NotFound(f"it is not known how attempt {attempt} of job {uid} was laid out", hint="its events are gone")
-    return ParallelLayout.model_validate(placed[-1]["parallel"])
 
 
 def _replica(layout: ParallelLayout, rank: int) -> int:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from api import sweep
 from api.cli.sampled import Sample
+from api.cli.verdict import Compared
 from api.views import CheckpointView, GoodputView, HookView, NodeView, ProjectView, QueueView, TokenView, UsageView
 from service.contracts.job import Phase
 from service.contracts.status import ConditionView, IncidentView, JobView
@@ -193,6 +194,15 @@ def samples(found: Iterable[Sample]) -> Table:
         table.add_row(
             str(one.number), str(one.replica), one.source, str(one.row), str(one.learned), Text(text[:160]),
         )  # fmt: skip
+    return table
+
+
+def replayed(found: Iterable[Compared]) -> Table:
+    table = _table("STEP", "ATTEMPT", "LOSS", "RECORDED", "GRAD_NORM", "RECORDED", "APART", fold="APART")
+    for one in found:
+        figures = (one.loss, one.recorded_loss, one.grad_norm, one.recorded_grad_norm)
+        apart = "same" if one.same else f"{one.apart:.1e}"
+        table.add_row(str(one.step), str(one.attempt), *map(repr, figures), apart)
     return table
 
 
