@@ -219,7 +219,7 @@ def test_an_export_is_an_intent_and_its_answer_an_event(world: World) -> None:
     path, to = world.checkpoint(mine, 5), f"{world.root}/hub/model"
     with world.client() as client:
         made = client.export(mine, to, dtype="bfloat16")
-        wish = {"step": 5, "attempt": 1, "manifest": path, "to": to, "dtype": "bfloat16"}
+        wish = {"step": 5, "attempt": 1, "manifest": path, "to": to, "dtype": "bfloat16", "adapter": False}
         assert world.intents(mine) == [("export", wish)]
         told = [("elsewhere", f"{to}2"), ("here", to)]
         world.commit(

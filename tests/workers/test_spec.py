@@ -227,7 +227,7 @@ def test_the_run_in_a_job_file() -> None:
     run = RunSpec.from_job(JOB)
     assert run.parallel == ParallelLayout(dp=2, pp=2)
     assert run.checkpoint.every_steps == 5
-    assert run.model_dump().keys() == {"model", "data", "train", "parallel", "checkpoint"}
+    assert run.model_dump().keys() == {"model", "data", "train", "parallel", "checkpoint", "eval"}
 
 
 @pytest.mark.parametrize(
