@@ -5,7 +5,7 @@ from __future__ import annotations
 import ray
 
 
-def export(storage: str, path: str, to: str, dtype: str | None, adapter: bool) -> str:
+def export(storage: str, path: str, to: str, dtype: str | None, adapter: bool = False) -> str:
     """Why the manifest at `path` in a job's `storage` could not be exported to the folder `to`; empty: it was."""
     from workers.checkpoint import manifest
     from workers.checkpoint.shards import Corrupt

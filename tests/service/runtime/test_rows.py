@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -42,6 +43,15 @@ def figures(step: int, rate: float | None, step_s: float = 0.5, **measured: Any)
 
 UNMEASURED: dict[str, Any] = {"bubble": 0.0, "memory": None, "traffic": None}
 MEASURED: dict[str, Any] = {"mfu": 0.41, "parts": {"data": 0.1, "forward_backward": 0.3, "optimizer": 0.1}}
+EVALUATED = {
+    "eval_loss": 0.0,
+    "eval_tokens": 4096,
+    "eval_perplexity": 1.0,
+    "eval": {
+        "web": {"loss": 0.0, "tokens": 4000, "perplexity": 1.0},
+        "code": {"loss": 1000.0, "tokens": 96, "perplexity": math.inf},  # no float holds it
+    },
+}
 METRICS = [
     ([], []),
     ([events.Ticked(1.0), events.GangStarted("a", 1, 1.0)], []),
@@ -60,10 +70,14 @@ METRICS = [
         ],
     ),
     (
-        [steps(world.step(1, 101.0)), events.Evaluated("a", 1, 1, 2.5, 4096, 105.0), steps(world.step(2, 112.0))],
+        [
+            steps(world.step(1, 101.0)),
+            events.Evaluated("a", 1, 1, 0.0, 4096, 105.0, (("web", 0.0, 4000), ("code", 1000.0, 96))),
+            steps(world.step(2, 112.0)),
+        ],
         [
             MetricRow("a", 1, 1, 101.0, figures(1, 512.0)),
-            MetricRow("a", 1, 1, 105.0, {"eval_loss": 2.5, "eval_tokens": 4096}, beside=True),
+            MetricRow("a", 1, 1, 105.0, EVALUATED, beside=True),
             MetricRow("a", 2, 1, 112.0, figures(2, 512.0)),
         ],
     ),
