@@ -49,9 +49,13 @@ def handle() -> Any:
 
 
 def _where() -> NodeAffinitySchedulingStrategy | str:
-    """A node of role control, else one that is not the head; soft, so that it moves when the node dies."""
+    """A node of role control, else one that is not the head, and then soft, so that it moves when the node dies.
+
+    Soft is not kept: Ray goes elsewhere also where the node would do (half the time, of a node without CPUs). Where the
+    control node has died, nothing can be there, and whoever keeps the controller asks again for another place.
+    """
     rows = [row for row in ray.nodes() if row["Alive"]]
     control = [row for row in rows if row.get("Labels", {}).get(ROLE_LABEL) == CONTROL]
     others = [row for row in rows if "node:__internal_head__" not in row.get("Resources", {})]
     chosen = min(control or others, key=lambda row: str(row["NodeID"]), default=None)
-    return NodeAffinitySchedulingStrategy(chosen["NodeID"], soft=True) if chosen else "DEFAULT"
+    return NodeAffinitySchedulingStrategy(chosen["NodeID"], soft=not control) if chosen else "DEFAULT"

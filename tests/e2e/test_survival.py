@@ -34,10 +34,16 @@ def test_the_fleet_is_not_noted_as_the_machine_s_own_cluster(world: World) -> No
     assert not noted.exists() or noted.read_text() != world.fleet.cluster.address
 
 
+def controllers_on_the_head(world: World) -> bool:
+    raylet = world.fleet.cluster.head_node.all_processes["raylet"][0].process.pid
+    return [one.ppid() for one in world.processes("ray::Controller")] == [raylet]
+
+
 def test_a_new_controller_adopts_the_gang_and_sweeps_what_is_nobodys(world: World) -> None:
     uid = world.submit(train={"steps": 60}, **HALF)
     world.reach(uid, 5)
     ranks = world.pids(uid, attempt=1)
+    assert controllers_on_the_head(world)  # where no node is lost that trains
     (controller,) = world.processes("ray::Controller")
     os.kill(controller.pid, signal.SIGSTOP)  # it sweeps now and then; the next one is to find the stray
     with ensure.connected(world.fleet.cluster.address):
@@ -48,6 +54,7 @@ def test_a_new_controller_adopts_the_gang_and_sweeps_what_is_nobodys(world: Worl
     view = world.finish(uid)
 
     assert "GangAdopted" in world.events(uid)
+    assert controllers_on_the_head(world)
     assert view.status.attempt == 1
     assert not view.status.incidents
     steps = list(world.client.metrics(uid))
