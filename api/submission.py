@@ -89,7 +89,7 @@ def beginning(given: Door, asking: Principal, spec: JobSpec, start: InitFrom) ->
     except ValueError as error:
         hint = "leave model, data and train.seed as they are in the other job"
         raise errors.UserError(f"init_from: {error}", hint=hint, field="init_from") from None
-    if spec.train.steps <= view.step and not (spec.eval and spec.eval.only):
+    if spec.train.steps <= view.step and not spec.evaluates_only:
         raise errors.UserError(
             f"train.steps {spec.train.steps} leaves nothing to train after step {view.step}, where the job begins",
             hint=f"set train.steps above {view.step}, or begin at an older step",

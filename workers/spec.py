@@ -125,6 +125,14 @@ class EvalSpec(Spec):
     def names(self) -> list[str]:
         return [one.label for one in self.data]
 
+    def due(self, step: int, last: int) -> bool:
+        """Whether an evaluation follows `step` of a run up to step `last`."""
+        return step > 0 and (step % self.every == 0 or step >= last)
+
+    def enough(self, worse: int) -> bool:
+        """Whether a run ends after so many evaluations without a better one."""
+        return self.patience is not None and worse >= self.patience
+
 
 class SpikeSpec(Spec):
     """What is done about a loss that is far above the recent ones."""

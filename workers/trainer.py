@@ -118,7 +118,7 @@ class Loop:
     def over(self) -> bool:
         """Whether nothing is left to do: after the last step, or where it ends early."""
         judges = self.validation
-        ends = judges is not None and (judges.spec.only or judges.enough(self.cursor))
+        ends = judges is not None and (judges.spec.only or judges.spec.enough(self.cursor.worse))
         return ends or self.cursor.step >= self.run_spec.train.steps
 
     def run(self) -> None:
@@ -153,7 +153,7 @@ class Loop:
             if self.replay is not None and step % train.replay_every == 0:
                 self.check_replay(self.replay)
             better = False
-            if self.validation is not None and self.validation.due(step):
+            if self.validation is not None and self.validation.spec.due(step, train.steps):
                 better = self.validate(self.validation)
             agreed = Note(*outcome.aside)
             self.save(agreed, due=step % every == 0 or better or self.over())

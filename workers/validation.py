@@ -24,13 +24,6 @@ class Validation:
         self.run, self.spec = run, spec
         self.corpora = {one.label: self._corpus(one.source, one.text_field) for one in spec.data}
 
-    def due(self, step: int) -> bool:
-        return step % self.spec.every == 0 or step == self.run.train.steps
-
-    def enough(self, cursor: Cursor) -> bool:
-        """Whether the run ends here, since it has become no better for so long."""
-        return self.spec.patience is not None and cursor.worse >= self.spec.patience
-
     def evaluate(self, engine: Engine, cursor: Cursor) -> tuple[Evaluated, bool]:
         """What is told of an evaluation now, and whether it is the best so far. All ranks call it."""
         found = {name: self.measure(engine, corpus) for name, corpus in self.corpora.items()}

@@ -187,9 +187,14 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _something_to_evaluate(self) -> JobSpec:
-        if self.eval and self.eval.only and self.init_from is None:
+        if self.evaluates_only and self.init_from is None:
             raise ValueError("eval.only evaluates what init_from names, and that is missing")
         return self
+
+    @property
+    def evaluates_only(self) -> bool:
+        """Whether it trains nothing."""
+        return self.eval is not None and self.eval.only
 
     @property
     def batches_evaluated(self) -> int:

@@ -43,8 +43,8 @@ def limit(phase: Phase, job: Job, limits: Limits = DEFAULT) -> float:
     if phase is Phase.PLACING:
         return limits.placing_s + (limits.probing_s if probes(job) else 0.0)
     if phase is Phase.STARTING:
-        only = job.spec.eval is not None and job.spec.eval.only
-        return limits.starting_s + (limits.evaluated_s * job.spec.batches_evaluated if only else 0.0)
+        batches = job.spec.batches_evaluated if job.spec.evaluates_only else 0
+        return limits.starting_s + limits.evaluated_s * batches
     if phase is not Phase.RUNNING:
         return math.inf
     known = job.resumed_step is not None and job.step - job.resumed_step >= limits.learned_steps
@@ -61,8 +61,7 @@ def probes(job: Job) -> bool:
 
 def _evaluation_s(job: Job) -> float:
     """What an evaluation after the newest step takes at most: each of its batches less than a step."""
-    asked, step = job.spec.eval, job.step
-    due = asked is not None and step > 0 and (step % asked.every == 0 or step >= job.spec.train.steps)
+    due = job.spec.eval is not None and job.spec.eval.due(job.step, job.spec.train.steps)
     return job.spec.batches_evaluated * (job.step_s or 0.0) if due else 0.0
 
 

@@ -65,13 +65,19 @@ def evaluated(job: Job, event: Evaluated) -> Job:
 
 def ends_early(job: Job) -> bool:
     """Whether its evaluations have become no better for as long as it has patience."""
-    patience = job.spec.eval.patience if job.spec.eval else None
-    return patience is not None and job.eval_worse >= patience and job.step < job.spec.train.steps
+    asked = job.spec.eval
+    return asked is not None and asked.enough(job.eval_worse) and job.step < job.spec.train.steps
 
 
 def last_step(job: Job) -> int:
     """After which it is over, as far as is known."""
-    return job.step if ends_early(job) or (job.spec.eval and job.spec.eval.only) else job.spec.train.steps
+    return job.step if ends_early(job) or job.spec.evaluates_only else job.spec.train.steps
+
+
+def best_kept(job: Job) -> int | None:
+    """The step of the best evaluation, where its checkpoint is to stay."""
+    keeps = job.spec.eval is not None and job.spec.eval.keep_best
+    return job.eval_best[0] if keeps and job.eval_best else None
 
 
 def seen(job: Job, at: float) -> Job:

@@ -388,7 +388,7 @@ def _ended(job: Job, phase: Phase, at: float) -> Outcome:
 def _done(job: Job, verb: str = "") -> str:
     """What a job that succeeded did."""
     asked, steps = job.spec.eval, job.spec.train.steps
-    if asked is not None and asked.only:
+    if job.spec.evaluates_only:
         loss = "no number" if job.eval_loss is None else f"{job.eval_loss:.4f}"
         return f"evaluated step {job.step}: loss {loss}"
     if not progress.ends_early(job) or asked is None or job.eval_best is None:
@@ -399,7 +399,7 @@ def _done(job: Job, verb: str = "") -> str:
 
 def _unsaved(job: Job) -> str:
     """That the last checkpoint could not be written is no failure, and nothing to be silent about."""
-    if job.checkpoint_step == progress.last_step(job) or (job.spec.eval and job.spec.eval.only):
+    if job.checkpoint_step == progress.last_step(job) or job.spec.evaluates_only:
         return ""
     newest = "there is no checkpoint" if job.checkpoint_step is None else f"the newest is of step {job.checkpoint_step}"
     return f"; its last checkpoint was not written, {newest}"

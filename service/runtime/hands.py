@@ -20,7 +20,7 @@ from service.contracts import events
 from service.contracts.cluster import Fleet, Node
 from service.contracts.errors import ClusterError, Fenced
 from service.contracts.job import Phase
-from service.core import liveness
+from service.core import liveness, progress
 from service.core.commands import (
     Command,
     InspectGang,
@@ -291,8 +291,8 @@ class Hands:
         nbytes = sum(record.nbytes for record in complete.records)
         self._tell(events.CheckpointPublished(job.uid, job.attempt, complete.step, path, time.time(), nbytes))
         try:
-            best = job.eval_best[0] if job.eval_best and job.spec.eval and job.spec.eval.keep_best else None
-            publisher.retain({*job.rejected, *undone(storage, job.restored)}, self.loading.get(job.uid, ()), best)
+            rejected, loading = {*job.rejected, *undone(storage, job.restored)}, self.loading.get(job.uid, ())
+            publisher.retain(rejected, loading, progress.best_kept(job))
         except OSError as error:
             log.warning("old checkpoints of %s could not be removed: %s", job.uid, error)
 
