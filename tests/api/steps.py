@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,11 +52,3 @@ def trained(world: World, steps: int = 12, changes: dict[str, Any] | None = None
 
 def over(world: World, uid: str, step: int) -> None:
     world.move(uid, Phase.SUCCEEDED, "done", step=step, loss=loss(step))
-
-
-def later(world: World, uid: str, first: int, last: int) -> None:
-    """More steps, one by one with a pause, then the end: for a thread."""
-    for step in range(first, last + 1):
-        time.sleep(0.02)
-        told(world, uid, [step], attempt=2)
-    over(world, uid, last)

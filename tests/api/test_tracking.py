@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.cursor, self.batches, self.ended, self.failures = Cursor(), list[Batch](), list[JobView | None](), 0
+        self.heard: Callable[[int], None] = lambda step: None  # told of the last step of each batch
 
     def begin(self, job: JobView) -> Cursor:
         return self.cursor
@@ -41,6 +41,7 @@ class Memory:
             raise errors.ClusterError("the tracker is away")
         self.batches.append(batch)
         self.cursor = batch.cursor
+        self.heard(batch.cursor.step)
 
     def end(self, job: JobView | None) -> None:
         self.ended.append(job)
@@ -65,10 +66,16 @@ def test_each_step_once_over_attempts_calls_and_failures(world: World) -> None:
         following.run([one], once=True)
         assert memory.losses == [(step, LOSSES[step]) for step in range(1, 13)]
         assert memory.ended == [None]
-        feeding = threading.Thread(target=steps.later, args=(world, uid, 13, 16))
-        feeding.start()
+
+        def trains_on(step: int) -> None:
+            if step < 16:
+                steps.told(world, uid, [step + 1], attempt=2)
+            else:
+                steps.over(world, uid, step)
+
+        memory.heard = trains_on
+        steps.told(world, uid, [13], attempt=2)
         following.run([Following(client, uid, memory)])
-        feeding.join(10)
     assert memory.losses == sorted(LOSSES.items())
     assert [job and job.phase for job in memory.ended] == [None, "succeeded"]
 
