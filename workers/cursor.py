@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,8 +43,9 @@ class Cursor:
         self.losses = [*self.losses, loss][-window:]
 
     def judge(self, metric: float, margin: float) -> bool:
-        """Whether an evaluation now is the best so far: lower than it by more than `margin`."""
-        if self.best is None or metric < self.best[1] - margin:
+        """Whether an evaluation now is the best so far: lower than it by more than `margin`. One that is no number never
+        is."""
+        if math.isfinite(metric) and (self.best is None or metric < self.best[1] - margin):
             self.best, self.worse = (self.step, metric), 0
             return True
         self.worse += 1

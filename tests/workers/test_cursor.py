@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -94,6 +95,28 @@ def test_what_nobody_has_heard_of_is_remembered() -> None:
     assert [done.step for _, done in cursor.recent] == list(range(69, 101))  # a few are kept all the same
     cursor.heard(20)
     assert len(cursor.recent) == RECENT
+
+
+@pytest.mark.parametrize(
+    ("metrics", "margin", "best", "worse"),
+    [
+        ([2.0, 1.5, 1.75], 0.0, (2, 1.5), 1),
+        ([2.0, 1.5, 1.0], 0.75, (3, 1.0), 0),
+        ([2.0, 2.0], 0.0, (1, 2.0), 1),
+        ([math.nan, 3.0, math.inf], 0.0, (2, 3.0), 1),
+        ([math.nan], 0.0, None, 1),
+    ],
+)
+def test_which_evaluation_is_best(
+    metrics: list[float], margin: float, best: tuple[int, float] | None, worse: int
+) -> None:
+    cursor = Cursor(1)
+    for step, metric in enumerate(metrics, 1):
+        cursor.step = step
+        assert cursor.judge(metric, margin) == (cursor.best == (step, metric))
+    assert (cursor.best, cursor.worse) == (best, worse)
+    again = Cursor.resumed(checkpoint(cursor.header(RUN, PROGRESS)), 2)
+    assert (again.best, again.worse) == (best, worse)
 
 
 def test_a_header_is_a_copy() -> None:
