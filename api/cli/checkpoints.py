@@ -120,10 +120,13 @@ def evaluate(
     """Begin a job that measures the loss of one on other text, and trains nothing."""
     if not data:
         raise errors.UserError("--data names the text to evaluate on", hint="--data web=s3://bucket/valid.parquet")
-    sources = [_named(one) for one in data]
-    job = connection.client(context).fork(
-        uid, step, attempt, {"eval": {"data": sources, "batches": batches, "only": True}}
-    )
+    asked = {
+        "data": [_named(one) for one in data],
+        "batches": batches,
+        "only": True,
+        "metric": "loss",
+    }
+    job = connection.client(context).fork(uid, step, attempt, {"eval": asked})
     typer.echo(f"submitted {job.uid}, which evaluates step {job.spec['init_from']['step']} of {uid}")
 
 

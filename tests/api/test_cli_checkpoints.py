@@ -122,6 +122,16 @@ def test_evaluate(run: Run, world: World, uid: str) -> None:
     assert run("evaluate", uid).exit_code == 2
 
 
+def test_evaluate_a_job_that_is_judged_by_a_source_of_its_own(run: Run, world: World) -> None:
+    own = {"data": [{"source": "builtin:topics", "name": "mine"}], "metric": "mine", "patience": 3}
+    uid = world.submit({"eval": own}).uid
+    world.checkpoint(uid, 5)
+    done = run("evaluate", uid, "--data", "other=builtin:topics")
+    assert done.exit_code == 0, done.stderr
+    found = world.store.job(done.stdout.split()[1].strip(",")).spec["eval"]
+    assert (found["metric"], [one["name"] for one in found["data"]]) == ("loss", ["other"])
+
+
 def test_fork(run: Run, world: World, uid: str) -> None:
     done = run("fork", uid, "5", "--name", "other", "--set", "train.steps=50", "--set", "checkpoint.keep=7")
     assert done.exit_code == 0
