@@ -43,8 +43,7 @@ class Cursor:
         self.losses = [*self.losses, loss][-window:]
 
     def judge(self, metric: float, margin: float) -> bool:
-        """Whether an evaluation now is the best so far: lower than it by more than `margin`. One that is no number never
-        is."""
+        """Whether an evaluation now is the best so far: a number, and lower than it by more than `margin`."""
         if math.isfinite(metric) and (self.best is None or metric < self.best[1] - margin):
             self.best, self.worse = (self.step, metric), 0
             return True
