@@ -6,9 +6,10 @@ huggingface.co/docs/peft, "PEFT checkpoint format".
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
 
@@ -21,7 +22,28 @@ from workers.models.spec import LoraSpec, ModelSpec
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-Taken = Callable[[str, manifest.Tensor], torch.Tensor]
+THEIRS = {lora.DOWN: "lora_A", lora.UP: "lora_B"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Adapters:
+    """Of a checkpoint in a job's storage; none of them read yet."""
+
+    document: Manifest
+    reading: huggingface.Reading
+    tensors: Mapping[str, manifest.Tensor]  # by name of the parameter
+    spec: LoraSpec
+    dtype: str
+
+    def whole(self, name: str) -> torch.Tensor:
+        return self.reading(f"model.{name}", self.tensors[name])
+
+    def delta(self, weight: str) -> torch.Tensor | None:
+        """What is added to the weight of this name; None: it has no adapter."""
+        pair = [f"{weight.removesuffix('.weight')}.{part}" for part in (lora.DOWN, lora.UP)]
+        if pair[0] not in self.tensors:
+            return None
+        return lora.deltas({name: self.whole(name) for name in pair}, self.spec)[weight]
 
 
 def export(storage: Storage, document: Manifest, uri: str, *, dtype: str | None = None, adapter: bool = False) -> None:
@@ -29,75 +51,52 @@ def export(storage: Storage, document: Manifest, uri: str, *, dtype: str | None 
 
     Raises Refused, families.Unsupported and BadCheckpoint.
     """
-    spec = ModelSpec.model_validate(document.model)
-    if spec.lora is None:
+    model = ModelSpec.model_validate(document.model)
+    if model.lora is None:
         if adapter:
             raise Refused(document.path, ["its model has no adapters; export it whole"])
         huggingface.export(storage, document, uri, dtype=dtype)
         return
     stored = {name.removeprefix("model."): t for name, t in document.tensors.items() if name.startswith("model.")}
-    reading = huggingface.reading(storage, document)
-    folder, base = huggingface.emptied(uri), document.header.get("base")
-    own = {name: functools.partial(reading, f"model.{name}", tensor) for name, tensor in stored.items()}
-    if adapter:
-        _peft(folder, spec, spec.lora, base, own, {n: t.shape for n, t in stored.items()}, dtype or _dtype(stored))
-        return
+    asked = dtype or next(iter(stored.values())).dtype
+    own = Adapters(document, huggingface.reading(storage, document), stored, model.lora, asked)
+    (_peft if adapter else _merged)(huggingface.emptied(uri), own, model)
+
+
+def _merged(folder: Storage, own: Adapters, _: ModelSpec) -> None:
+    """As the base has it, one tensor of theirs after the other: an expert at a time."""
+    base = own.document.header.get("base")
     if base is None:
-        raise Refused(document.path, ["its base came from the seed and no folder has it; export the adapter alone"])
-    _merged(folder, spec.lora, base, own, dtype or _dtype(stored))
-
-
-def _merged(folder: Storage, spec: LoraSpec, base: str, own: dict[str, Callable[[], torch.Tensor]], dtype: str) -> None:
+        raise Refused(own.document.path, ["its base came from the seed; export the adapter alone"])
     model, weights = huggingface.read(base)
     origins = families.origins(model, {name: weight.shape for name, weight in weights.items()})
 
-    def whole(name: str, weight: Weight, number: int | None) -> torch.Tensor:
-        value = weight.whole() if number is None else weight.rows(number, 1)[0]
-        matrix = name.removesuffix(".weight")
-        pair = [f"{matrix}.{part}" for part in (lora.DOWN, lora.UP)]
-        if pair[0] not in own:
-            return value
-        delta = lora.deltas({part: own[part]() for part in pair}, spec)[name]
-        return value.to(delta.dtype) + delta
+    def whole(name: str, weight: Weight, number: int) -> torch.Tensor:
+        value = weight.whole() if len(origins[name]) == 1 else weight.rows(number, 1)[0]
+        delta = own.delta(name)
+        return value if delta is None else value.to(delta.dtype) + delta
 
     sources = [
-        huggingface.written(
-            folder.uri, origin, dtype, functools.partial(whole, name, weight, None if len(many) == 1 else number)
-        )
+        huggingface.written(folder.uri, origin, own.dtype, functools.partial(whole, name, weight, number))
         for name, weight in weights.items()
-        for many in [origins[name]]
-        for number, origin in enumerate(many)
+        for number, origin in enumerate(origins[name])
     ]
     huggingface.write(folder, model, sources)
 
 
-def _peft(
-    folder: Storage,
-    model: ModelSpec,
-    spec: LoraSpec,
-    base: str | None,
-    own: dict[str, Callable[[], torch.Tensor]],
-    shapes: dict[str, tuple[int, ...]],
-    dtype: str,
-) -> None:
+def _peft(folder: Storage, own: Adapters, model: ModelSpec) -> None:
     sources, modules = [], set()
-    for name, read in own.items():
+    for name, tensor in own.tensors.items():
         matrix, _, part = name.rpartition(".")
-        (origin,) = families.origins(model, {f"{matrix}.weight": shapes[name]})[f"{matrix}.weight"]
+        (origin,) = families.origins(model, {f"{matrix}.weight": tensor.shape})[f"{matrix}.weight"]
         module = origin.tensor.removesuffix(".weight")
         modules.add(lora.last(module))
-        theirs = f"{PREFIX}{module}.{'lora_A' if part == lora.DOWN else 'lora_B'}.weight"
-        sources.append(
-            huggingface.written(folder.uri, families.Origin(theirs, shapes[name], shapes[name]), dtype, read)
-        )
+        theirs = families.Origin(f"{PREFIX}{module}.{THEIRS[part]}.weight", tensor.shape, tensor.shape)
+        sources.append(huggingface.written(folder.uri, theirs, own.dtype, functools.partial(own.whole, name)))
     safetensors.write(folder, FILE, sources)
     told = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
-        "r": spec.rank, "lora_alpha": spec.scale * spec.rank, "lora_dropout": 0.0, "bias": "none",
-        "target_modules": sorted(modules), "fan_in_fan_out": False,
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none", "fan_in_fan_out": False,
+        "base_model_name_or_path": own.document.header.get("base"), "target_modules": sorted(modules),
+        "r": own.spec.rank, "lora_alpha": own.spec.scale * own.spec.rank, "lora_dropout": 0.0,
     }  # fmt: skip
     folder.create(CONFIG, json.dumps(told, indent=2).encode() + b"\n")
-
-
-def _dtype(stored: dict[str, manifest.Tensor]) -> str:
-    return next(iter(stored.values())).dtype

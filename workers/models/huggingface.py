@@ -180,7 +180,10 @@ def emptied(uri: str) -> Storage:
     return folder
 
 
-def reading(storage: Storage, document: Manifest) -> Callable[[str, manifest.Tensor], torch.Tensor]:
+Reading = Callable[[str, manifest.Tensor], torch.Tensor]
+
+
+def reading(storage: Storage, document: Manifest) -> Reading:
     """What gives a checkpoint's tensor of a name whole, as it is stored."""
     readers = manifest.readers(storage, document)
 
