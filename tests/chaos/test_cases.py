@@ -208,10 +208,12 @@ def test_f6_the_head_dies_and_another_one_comes_that_knows_nothing(tmp_path: Pat
         spec = asked(resources=FIXED)
         uid = forgetful.client.submit(spec).uid
         before = running(forgetful, uid, more=25)
-        events, logs = list(forgetful.client.events(uid)), list(forgetful.client.logs(uid))
-        forgetful.lose_head()
-        until(lambda: not forgetful.processes("gcs_server", "head"), "end of the head")
-        forgetful.start_head()
+        with faults.slowed(faults.ranks(forgetful, before)):  # they would be over before the head is
+            events, logs = list(forgetful.client.events(uid)), list(forgetful.client.logs(uid))
+            forgetful.lose_head()
+            until(lambda: not forgetful.processes("gcs_server", "head"), "end of the head")
+            forgetful.start_head()
+            running(forgetful, uid, lambda view: view.status.attempt > before.status.attempt, more=0)
         view = finished(forgetful, uid)
         assert not broken(forgetful, view, calm)
         assert view.status.attempt == before.status.attempt + 1
